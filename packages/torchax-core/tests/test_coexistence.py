@@ -1,0 +1,66 @@
+"""google/torchax installed beside ours, simulated with its metadata (and its __init__) in a folder on the path."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+def _beside(folder: Path) -> None:
+    info = folder / "torchax-0.0.13.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: torchax\nVersion: 0.0.13\n")
+
+
+def _import_with(folder: Path, statement: str = "import torchax") -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-c", statement], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+
+
+def _torchax_folder() -> Path:
+    return Path(find_spec("torchax").origin).parent
+
+
+def test_importing_beside_google_torchax_says_what_to_uninstall(tmp_path):
+    _beside(tmp_path)
+    done = _import_with(tmp_path)
+    assert done.returncode != 0
+    assert "google/torchax 0.0.13" in done.stderr
+    assert "python -m pip uninstall -y torchax" in done.stderr
+    assert "python -m pip install --force-reinstall --no-deps torchax-core" in done.stderr
+
+
+def test_importing_with_no_other_torchax_is_silent(tmp_path):
+    done = _import_with(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("first", ["import torchax.device_module", "from torchax import device_module"])
+def test_google_torchax_installed_over_ours_says_so_too(tmp_path, first):
+    _beside(tmp_path)
+    merged = tmp_path / "torchax"
+    shutil.copytree(_torchax_folder(), merged, ignore=shutil.ignore_patterns("__pycache__"))
+    (merged / "__init__.py").write_text(f"{first}\n__version__ = '0.0.13'\n")
+    (merged / "device_module.py").write_text("theirs = True\n")
+    done = _import_with(tmp_path)
+    assert done.returncode != 0
+    assert "python -m pip uninstall -y torchax" in done.stderr
+
+
+def test_an_init_taken_away_by_uninstalling_google_torchax_is_named(tmp_path):
+    merged = tmp_path / "torchax"
+    merged.mkdir()
+    shutil.copy(_torchax_folder() / "_coexistence.py", merged)
+    code = f"import sys; sys.path[:] = [{str(tmp_path)!r}] + [p for p in sys.path if 'site-packages' not in p and 'src' not in p]; "
+    done = _import_with(tmp_path, code + "from torchax._coexistence import check; check()")
+    assert done.returncode != 0
+    assert "torchax/__init__.py is missing" in done.stderr
