@@ -1,0 +1,513 @@
+"""Level 1: replay the aten calls that `op_db` samples make on CPU through the `torchax_ops` registry.
+
+    python conformance/replay.py --ops add,softmax --dtypes float32,int64 --checks forward,grad --max-samples 5 -v
+    python conformance/replay.py --aten add.Tensor,sum --dtypes float32     # only these recorded operators
+    python conformance/replay.py --missing --dtypes float32,int64           # what is not registered, most used first
+
+`forward` runs each call through `jax.jit` as torchax's plans do; `eager` runs it outside `jit`; `grad` compares
+`jax.vjp` of the function with PyTorch's autograd of the same call. Backward operators are recorded too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import fnmatch
+import importlib
+import os
+import pkgutil
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+from _schema import DROPPED, functional_name, is_out, is_traced, is_view, mutated, schema_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
+
+# Copies, metadata and reads that belong to the device itself, not to a function on arrays.
+CORE_NAMES = """
+    detach alias _to_copy copy copy_ lift lift_fresh resize_ _local_scalar_dense empty.memory_format empty_strided
+    empty_like new_empty new_empty_strided _efficientzerotensor _reshape_alias resize_as_ _resize_output_ set_
+    set_.source_Tensor set_.source_Storage_storage_offset record_stream _assert_async _assert_async.msg is_same_size
+    is_pinned _pin_memory
+"""
+CORE = frozenset("aten::" + name for name in CORE_NAMES.split())
+_SHAPE_ONLY = ("aten::empty", "aten::new_empty", "aten::resize", "aten::_efficientzerotensor")
+_BITS = {1: torch.uint8, 2: torch.int16}
+_NUMPY = {
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
+    torch.float8_e4m3fnuz: np.dtype(ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz: np.dtype(ml_dtypes.float8_e5m2fnuz),
+    torch.float8_e8m0fnu: np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+_TORCH = {v: k for k, v in _NUMPY.items()}
+
+
+class NotReplayable(Exception):
+    """The call has an argument or a result that no `jax.Array` can hold (sparse, quantized, complex32)."""
+
+
+# ----------------------------------------------------------------------------------------------- conversion
+
+
+def to_numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    if dtype in _NUMPY:
+        return _NUMPY[dtype]
+    name = str(dtype).removeprefix("torch.")
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise NotReplayable(name) from None
+
+
+def to_torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return _TORCH.get(dtype) or getattr(torch, dtype.name)
+
+
+def to_numpy(x: torch.Tensor) -> np.ndarray:
+    if x.layout != torch.strided or x.is_quantized or x.is_nested:
+        raise NotReplayable(str(x.layout))
+    dtype = to_numpy_dtype(x.dtype)
+    x = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return x.view(_BITS[dtype.itemsize]).numpy().view(dtype) if x.dtype in _NUMPY else x.numpy()
+
+
+def to_jax(x: torch.Tensor) -> jax.Array:
+    return jax.numpy.asarray(to_numpy(x).copy())
+
+
+def to_torch(x: Any) -> torch.Tensor:
+    x = np.array(x)
+    dtype = to_torch_dtype(x.dtype)
+    if dtype in _NUMPY:
+        return torch.from_numpy(x.view(f"u{x.itemsize}").astype(f"i{x.itemsize}")).view(dtype)
+    return torch.from_numpy(x)
+
+
+# ------------------------------------------------------------------------------------------------ recording
+
+
+@dataclasses.dataclass
+class Call:
+    """One aten call: arguments as they were before it, results and written arguments as they were after it."""
+
+    func: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Any]
+    entry: str
+    backward: bool
+
+
+def _key(func: Any, args: Any, kwargs: Any) -> Any:
+    def one(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return (tuple(x.shape), x.dtype)
+        return (type(x), repr(x))
+
+    leaves, spec = tree_flatten((args, kwargs))
+    return (func, tuple(map(one, leaves)), str(spec))
+
+
+def _copy(tree: Any) -> Any:
+    return tree_map(lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x, tree)
+
+
+class Recorder(TorchDispatchMode):
+    """Records each distinct aten call, at most ``cap`` for one overload; counts all of them."""
+
+    def __init__(self, cap: int = 25, keep: bool = True, only: list[str] | None = None):
+        super().__init__()
+        self.cap, self.keep, self.only = cap, keep, only
+        self.calls: list[Call] = []
+        self.uses: collections.Counter[str] = collections.Counter()
+        self.overloads: dict[str, torch._ops.OpOverload] = {}
+        self.entry, self.backward = "", False
+        self._seen: set[Any] = set()
+        self._kept: collections.Counter[Any] = collections.Counter()
+
+    def _wanted(self, func: torch._ops.OpOverload) -> bool:
+        name = schema_name(func).removeprefix("aten::")
+        functional = functional_name(func).removeprefix("aten::")
+        return not self.only or any(
+            fnmatch.fnmatch(n, p) or n.partition(".")[0] == p for p in self.only for n in (name, functional)
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace != "aten":
+            return func(*args, **kwargs)
+        name = schema_name(func)
+        self.uses[name] += 1
+        self.overloads[name] = func
+        key = _key(func, args, kwargs) if self.keep else None
+        if key is None or key in self._seen or self._kept[func] >= self.cap or not self._wanted(func):
+            return func(*args, **kwargs)
+        self._seen.add(key)
+        self._kept[func] += 1
+        try:
+            before = _copy((args, kwargs))
+        except RuntimeError:
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        results = list(out) if isinstance(out, (tuple, list)) and len(func._schema.returns) != 1 else [out]
+        results = [] if not func._schema.returns else results
+        twin = functional_name(func)
+        if twin != name and len(_returns(twin)) != len(results):
+            by_name = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
+            results += [by_name[a.name] for a in mutated(func) if a.name in by_name]
+        self.calls.append(Call(func, *before, _copy(results), self.entry, self.backward))
+        return out
+
+
+def _returns(name: str) -> list[Any]:
+    from _schema import find_overload
+
+    overload = find_overload(name)
+    return overload._schema.returns if overload is not None else []
+
+
+def entries(patterns: list[str]) -> Iterator[Any]:
+    """The `op_db` entries whose name (or name with variant, or aten name) matches one of the patterns; all if none."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for op in op_db:
+        names = {op.name, op.formatted_name, op.aten_name or "", op.name.rpartition(".")[2]}
+        if not patterns or any(fnmatch.fnmatch(n, p) for n in names for p in patterns):
+            yield op
+
+
+def samples(op: Any, dtype: torch.dtype, device: str, count: int, requires_grad: bool = False) -> list[Any]:
+    """At most ``count`` of an entry's samples, spread evenly over all of them; always the same ones."""
+    torch.manual_seed(0)
+    found = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
+    step = max(1, len(found) / count)
+    return [found[int(i * step)] for i in range(min(count, len(found)))]
+
+
+def record(op: Any, dtype: torch.dtype, recorder: Recorder, count: int) -> None:
+    """Run an entry's samples, and their backward, on CPU under the recorder."""
+    grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    recorder.entry = op.formatted_name
+    for sample in samples(op, dtype, "cpu", count, grad):
+        try:
+            recorder.backward = False
+            with recorder:
+                out = op(sample.input, *sample.args, **sample.kwargs)
+            outs = [o for o in tree_iter(out) if isinstance(o, torch.Tensor) and o.requires_grad]
+            if outs and not any(o.layout != torch.strided for o in outs):
+                inputs = (sample.input, sample.args, sample.kwargs)
+                leaves = [t for t in tree_iter(inputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+                recorder.backward = True
+                with recorder:
+                    torch.autograd.grad(outs, leaves, [torch.ones_like(o) for o in outs], allow_unused=True)
+        except Exception as error:  # a sample that CPU itself cannot run says nothing about us
+            print(f"# {op.formatted_name} {dtype}: CPU: {type(error).__name__}: {str(error)[:100]}", file=sys.stderr)
+
+
+# ------------------------------------------------------------------------------------------------ replaying
+
+
+def load_registry() -> Any:
+    """Import every module of `torchax_ops`; one that fails to import is named and left out."""
+    import torchax_ops
+
+    for module in pkgutil.walk_packages(torchax_ops.__path__, "torchax_ops."):
+        try:
+            importlib.import_module(module.name)
+        except Exception:  # the operators of the other modules are still worth checking
+            print(f"# cannot import {module.name}: {traceback.format_exc(limit=-1)}", file=sys.stderr)
+    return torchax_ops
+
+
+@dataclasses.dataclass(eq=False)
+class Bound:
+    """A call ready for `torchax_ops`: traced leaves apart from the static rest."""
+
+    op: Any
+    traced: list[Any]
+    rebuild: Any
+
+    def __call__(self, traced: list[Any]) -> Any:
+        args, kwargs = self.rebuild(traced)
+        return self.op.fn(*args, **kwargs)
+
+
+_FITS = range(-(2**63), 2**63)
+
+
+def bind(op: Any, call: Call) -> Bound:
+    """Split a recorded call as the plans of torchax do: arrays and numbers traced, everything else static."""
+    arguments = call.func._schema.arguments
+    given = list(zip(arguments, call.args)) + [(a, call.kwargs[a.name]) for a in arguments if a.name in call.kwargs]
+    given = [(a, v) for a, v in given if a.name not in DROPPED and not is_out(a)]
+    traced: list[Any] = []
+
+    def convert(kind: str, name: str, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            traced.append(to_jax(x))
+            return _Slot(len(traced) - 1)
+        if isinstance(x, torch.dtype):
+            return to_numpy_dtype(x)
+        if isinstance(x, (list, tuple)):
+            return [convert(kind, name, v) for v in x]
+        number = isinstance(x, (bool, int, float, complex))
+        if number and name not in op.static and (is_traced(kind) or name in op.traced):
+            if isinstance(x, int) and x not in _FITS:
+                return x
+            traced.append(x)
+            return _Slot(len(traced) - 1)
+        return x
+
+    converted = [(a, convert(str(a.type), a.name, v)) for a, v in given]
+
+    def rebuild(values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        fill = lambda x: [fill(v) for v in x] if isinstance(x, list) else values[x.i] if isinstance(x, _Slot) else x  # noqa: E731
+        args = [fill(v) for a, v in converted if not a.kwarg_only]
+        kwargs = {a.name: fill(v) for a, v in converted if a.kwarg_only}
+        if op.key:
+            kwargs["key"] = jax.random.key(0)
+        return args, kwargs
+
+    return Bound(op, traced, rebuild)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    i: int
+
+
+def _flat(results: Any) -> list[Any]:
+    return [r for r in tree_iter(results) if r is not None]
+
+
+def compare(actual: Any, expected: list[Any], call: Call) -> None:
+    """Raise an AssertionError where a result's dtype, shape or values are not PyTorch's."""
+    name = functional_name(call.func)
+    derived = name != schema_name(call.func)  # core converts to the dtype of what is written
+    random = torch.Tag.nondeterministic_seeded in call.func.tags
+    got, want = _flat(actual), _flat(expected)
+    assert len(got) == len(want), f"{len(got)} results, not {len(want)}"
+    for i, (g, w) in enumerate(zip(got, want)):
+        where = f"result {i}: " if len(want) > 1 else ""
+        if not isinstance(w, torch.Tensor):
+            assert np.asarray(g).item() == w or (w != w and g != g), f"{where}{g}, not {w}"
+            continue
+        if w.layout != torch.strided or w.is_quantized:
+            raise NotReplayable(str(w.layout))
+        assert isinstance(g, (jax.Array, np.ndarray, np.generic)), f"{where}a {type(g).__name__}, not an array"
+        dtype = to_numpy_dtype(w.dtype)
+        if derived:
+            g = g.astype(dtype)
+        assert g.dtype == dtype, f"{where}dtype {g.dtype}, not {dtype}"
+        assert tuple(g.shape) == tuple(w.shape), f"{where}shape {tuple(g.shape)}, not {tuple(w.shape)}"
+        weak = isinstance(g, jax.Array) and getattr(g.aval, "weak_type", False)
+        assert not weak, f"{where}weakly typed: a Python number's dtype leaks"
+        if random or name.startswith(_SHAPE_ONLY):
+            continue
+        try:
+            torch.testing.assert_close(to_torch(g), w.detach().resolve_conj().resolve_neg(), equal_nan=True)
+        except AssertionError as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            raise AssertionError(where + " | ".join(lines[:4])) from None
+
+
+def check_forward(op: Any, call: Call, jit: bool) -> None:
+    """Values, dtype and shape of one call; ``eager`` operators never run under `jit`."""
+    bound = bind(op, call)
+    if op.check is not None:
+        args, kwargs = bound.rebuild(bound.traced)
+        kwargs.pop("key", None)
+        op.check(*args, **kwargs)
+    run = jax.jit(bound) if jit and not op.eager else bound
+    compare(run(bound.traced), call.results, call)
+
+
+def _differentiable(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def check_grad(op: Any, call: Call) -> bool:
+    """`jax.vjp` against autograd of the same call; False where there is nothing to differentiate."""
+    if op.eager or call.backward or mutated(call.func) or torch.Tag.nondeterministic_seeded in call.func.tags:
+        return False
+    leaves, spec = tree_flatten((call.args, call.kwargs))
+    leaves = [x.detach().clone().requires_grad_() if _differentiable(x) else x for x in leaves]
+    args, kwargs = tree_unflatten(leaves, spec)
+    try:
+        outs = [o for o in _flat(call.func(*args, **kwargs)) if isinstance(o, torch.Tensor)]
+        picked = [i for i, o in enumerate(outs) if o.requires_grad]
+        inputs = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+        if not picked or not inputs:
+            return False
+        generator = torch.Generator().manual_seed(0)
+        seeds = [torch.randn(outs[i].shape, generator=generator, dtype=torch.float64).to(outs[i].dtype) for i in picked]
+        want = torch.autograd.grad([outs[i] for i in picked], inputs, seeds, allow_unused=True)
+    except (RuntimeError, NotImplementedError):
+        return False  # PyTorch has no derivative for this call
+    bound = bind(op, call)
+    where = [
+        i
+        for i, x in enumerate(bound.traced)
+        if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.numpy.inexact)
+    ]
+
+    def forward(*values: Any) -> list[Any]:
+        traced = list(bound.traced)
+        for i, v in zip(where, values):
+            traced[i] = v
+        out = _flat(bound(traced))
+        return [out[i] for i in picked]
+
+    def backward(values: list[Any], cotangents: list[Any]) -> Any:
+        return jax.vjp(forward, *values)[1](cotangents)
+
+    values, cotangents = [bound.traced[i] for i in where], [jax.numpy.conj(to_jax(s)) for s in seeds]
+    got = jax.jit(backward)(values, cotangents)
+    for i, (g, w) in enumerate(zip(got, want)):
+        w = torch.zeros_like(inputs[i]) if w is None else w
+        try:
+            torch.testing.assert_close(to_torch(jax.numpy.conj(g)), w.resolve_conj().resolve_neg(), equal_nan=True)
+        except AssertionError as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            raise AssertionError(f"gradient {i}: " + " | ".join(lines[:4])) from None
+    return True
+
+
+# ------------------------------------------------------------------------------------------------- the report
+
+
+def describe(call: Call) -> str:
+    def one(x: Any) -> str:
+        if isinstance(x, torch.Tensor):
+            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+        if isinstance(x, (list, tuple)):
+            return "[" + ", ".join(map(one, x)) + "]"
+        return repr(x)
+
+    args = [one(a) for a in call.args] + [f"{k}={one(v)}" for k, v in call.kwargs.items()]
+    return f"{schema_name(call.func)}({', '.join(args)}) from {call.entry}"
+
+
+def short(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    frame = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frame if "torchax_ops" in f.filename]
+    at = f" at {os.path.basename(inside[-1].filename)}:{inside[-1].lineno}" if inside else ""
+    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+    return f"{kind}{text[:400]}{at}"
+
+
+def replay(recorder: Recorder, checks: list[str], verbose: bool = False) -> dict[str, Any]:
+    """Replay what was recorded: ``{functional name: {check: [passed, failed, first failure]}}``."""
+    from torchax_ops import lookup
+
+    table: dict[str, dict[str, list[Any]]] = {}
+    for call in recorder.calls:
+        name = functional_name(call.func)
+        op = lookup(name)
+        if op is None:
+            continue
+        if name == "aten::as_strided" and not all(x.is_contiguous() for x in call.args[:1]):
+            continue
+        for check in checks:
+            cell = table.setdefault(name, {}).setdefault(check, [0, 0, ""])
+            try:
+                if check == "grad":
+                    with jax.enable_x64(True):
+                        if not check_grad(op, call):
+                            continue
+                else:
+                    with jax.enable_x64(True):
+                        check_forward(op, call, jit=check != "eager")
+                cell[0] += 1
+            except NotReplayable:
+                continue
+            except Exception as error:  # any error is this call's failure
+                cell[1] += 1
+                cell[2] = cell[2] or f"{describe(call)}\n        {short(error)}"
+                if verbose:
+                    print(f"FAIL {check} {describe(call)}\n        {short(error)}")
+    return table
+
+
+def missing(recorder: Recorder) -> list[str]:
+    """Recorded operators that neither the registry nor the device has, the most used first."""
+    from torchax_ops import lookup
+
+    count: collections.Counter[str] = collections.Counter()
+    views = set()
+    for name, uses in recorder.uses.items():
+        twin = functional_name(recorder.overloads[name])
+        if lookup(twin) is None and twin not in CORE and name not in CORE:
+            count[twin] += uses
+            if is_view(recorder.overloads[name]):
+                views.add(twin)
+    return [f"{uses:7d}  {name}{'  [view]' if name in views else ''}" for name, uses in count.most_common()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", default="", help="op_db names, globs allowed (default: all)")
+    parser.add_argument("--aten", default="", help="only these aten operators among the recorded calls, globs allowed")
+    parser.add_argument("--dtypes", default="float32")
+    parser.add_argument("--checks", default="forward", help="forward (= jit), eager, grad")
+    parser.add_argument("--max-samples", type=int, default=10)
+    parser.add_argument("--cap", type=int, default=25, help="calls replayed for one overload and dtype")
+    parser.add_argument("--missing", action="store_true")
+    parser.add_argument("-v", action="store_true", help="every failure, not only the first")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    split = lambda text: [t for t in text.split(",") if t]  # noqa: E731
+    load_registry()
+    only = [t.removeprefix("aten::") for t in split(options.aten)]
+    total: dict[str, dict[str, list[Any]]] = {}
+    whole = Recorder(keep=False)
+    ops = list(entries(split(options.ops)))
+    if not ops:
+        print(f"no op_db entry matches {options.ops}")
+        return 2
+    for dtype in (getattr(torch, t) for t in split(options.dtypes)):
+        recorder = Recorder(options.cap, not options.missing, only)
+        for op in ops:
+            if dtype in op.supported_dtypes("cpu"):
+                record(op, dtype, recorder, options.max_samples)
+        checks = ["forward" if c == "jit" else c for c in split(options.checks)]
+        for name, row in replay(recorder, list(dict.fromkeys(checks)), options.v).items():
+            for check, cell in row.items():
+                into = total.setdefault(name, {}).setdefault(check, [0, 0, ""])
+                into[0] += cell[0]
+                into[1] += cell[1]
+                into[2] = into[2] or cell[2]
+        whole.uses.update(recorder.uses)
+        whole.overloads.update(recorder.overloads)
+    failed = False
+    for name, row in sorted(total.items()):
+        bad = any(cell[1] for cell in row.values())
+        failed |= bad
+        counts = "  ".join(f"{check} {cell[0]}/{cell[0] + cell[1]}" for check, cell in row.items())
+        print(f"{'FAIL' if bad else 'ok  '} {name:40s} {counts}")
+        for check, cell in row.items():
+            if cell[1]:
+                print(f"     {check}: {cell[2]}")
+    absent = missing(whole)
+    if absent:
+        print(f"missing ({len(absent)}), uses and name:")
+        print("\n".join(absent))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
