@@ -145,7 +145,7 @@ def test_sixty_four_bits_follow_the_users_flag():
     assert interop.call_jax(lambda a: a + 1, small).dtype == torch.int32
     with jax.enable_x64(True):
         assert interop.call_jax(lambda a: a + 1, small).dtype == torch.int64
-    with pytest.raises(OverflowError, match="int64.*enable_x64"):
+    with pytest.raises(OverflowError, match=r"int64.*enable_x64"):
         interop.call_jax(lambda a: a + 1, torch.tensor([2**40]).to("jax"))
 
 
