@@ -1,0 +1,277 @@
+"""Matrix products: mm, bmm, addmm and family, linear, grouped and quantized products.
+
+Each is one ``lax.dot_general`` with a transposition as contracting dims, so XLA sees one matrix product. 16-bit floats
+accumulate in float32 and are rounded once, after a bias is added. Integers are exact modulo their width. JAX's own
+``jax.default_matmul_precision`` applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from torchax_ops._promotion import Kind, canonical, cast, category, elementwise_dtypes, opmath
+from torchax_ops._registry import exported, register
+
+Contract = tuple[Sequence[int], Sequence[int]]
+
+
+def _dot(a: jax.Array, b: jax.Array, contract: Contract, batch: Contract = ((), ()), dtype: Any = None) -> jax.Array:
+    """``lax.dot_general`` in the computing dtype of ``a``."""
+    return lax.dot_general(a, b, (contract, batch), preferred_element_type=dtype or opmath(a.dtype))
+
+
+def _check(op: str, arrays: dict[str, jax.Array], ndims: Sequence[int]) -> None:
+    for (name, x), n in zip(arrays.items(), ndims):
+        if x.ndim != n:
+            raise RuntimeError(f"{op}: {name} must be a {n}D array, but got shape {x.shape}")
+    dtypes = {name: x.dtype.name for name, x in arrays.items()}
+    if len(set(dtypes.values())) > 1:
+        raise RuntimeError(f"{op}: expected arrays of the same dtype, but got {dtypes}; convert one")
+    if "bool" in dtypes.values():
+        raise NotImplementedError(f"{op} is not implemented for bool; convert to an integer dtype")
+
+
+def _mismatch(op: str, a: jax.Array, b: jax.Array) -> RuntimeError:
+    return RuntimeError(f"{op}: shapes cannot be multiplied ({a.shape} and {b.shape})")
+
+
+@register("mm")
+def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    """Matrix product of ``(n, k)`` and ``(k, m)``."""
+    return cast(_mm("mm", self, mat2), self.dtype)
+
+
+def _mm(op: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    _check(op, {"mat1": a, "mat2": b}, (2, 2))
+    if a.shape[1] != b.shape[0]:
+        raise _mismatch(op, a, b)
+    return _dot(a, b, ((1,), (0,)))
+
+
+@register("bmm")
+def bmm(self: jax.Array, mat2: jax.Array) -> jax.Array:
+    """Matrix products of ``(b, n, k)`` and ``(b, k, m)``."""
+    return cast(_bmm("bmm", self, mat2), self.dtype)
+
+
+def _bmm(op: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    _check(op, {"batch1": a, "batch2": b}, (3, 3))
+    if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise _mismatch(op, a, b)
+    return _dot(a, b, ((2,), (1,)), ((0,), (0,)))
+
+
+@register("mv")
+def mv(self: jax.Array, vec: jax.Array) -> jax.Array:
+    """Product of a matrix ``(n, k)`` and a vector ``(k,)``."""
+    return cast(_mv("mv", self, vec), self.dtype)
+
+
+def _mv(op: str, a: jax.Array, v: jax.Array) -> jax.Array:
+    _check(op, {"mat": a, "vec": v}, (2, 1))
+    if a.shape[1] != v.shape[0]:
+        raise _mismatch(op, a, v)
+    return _dot(a, v, ((1,), (0,)))
+
+
+@register("dot")
+def dot(self: jax.Array, tensor: jax.Array) -> jax.Array:
+    """Inner product of two vectors of one length, 0-d."""
+    _check("dot", {"self": self, "tensor": tensor}, (1, 1))
+    if self.shape != tensor.shape:
+        raise RuntimeError(
+            f"dot: inconsistent sizes, expected arrays of one length, but got {self.shape}, {tensor.shape}"
+        )
+    return cast(_dot(self, tensor, ((0,), (0,))), self.dtype)
+
+
+@register("vdot")
+def vdot(self: jax.Array, other: jax.Array) -> jax.Array:
+    """Inner product of two vectors with the first conjugated, 0-d."""
+    return dot(jnp.conj(self), other)
+
+
+# ---- with a bias
+
+
+def _is(x: Any, value: int) -> bool:
+    return isinstance(x, (bool, int, float, complex)) and x == value
+
+
+def _combine(op: str, bias: jax.Array, product: jax.Array, beta: Any, alpha: Any, dtype: Any) -> jax.Array:
+    """``beta * bias + alpha * product`` rounded to ``dtype``; where ``beta`` is zero, ``bias`` is not read."""
+    if bias.dtype != dtype:
+        raise RuntimeError(f"{op}: expected self to have dtype {dtype}, but got {bias.dtype.name}; convert it")
+    if category(dtype) < 2:
+        for name, scale in (("beta", beta), ("alpha", alpha)):
+            if category(getattr(scale, "dtype", type(scale))) > 1:
+                raise RuntimeError(f"For integral input tensors, argument {name} must not be a floating point number.")
+    shape = product.shape
+    if bias.ndim > len(shape) or any(n not in (1, m) for n, m in zip(bias.shape[::-1], shape[::-1])):
+        raise RuntimeError(f"{op}: self of shape {bias.shape} cannot be expanded to {shape}")
+    if not _is(alpha, 1):
+        product = product * cast(alpha, product.dtype)
+    if _is(beta, 0):
+        return cast(product, dtype)
+    bias = cast(bias, product.dtype)
+    if not _is(beta, 1):
+        scaled = bias * cast(beta, product.dtype)
+        bias = jnp.where(beta == 0, jnp.zeros_like(scaled), scaled) if isinstance(beta, jax.Array) else scaled
+    return cast(product + bias, dtype)
+
+
+@register("addmm")
+def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    """``beta * self + alpha * (mat1 @ mat2)``; ``self`` expands to ``(n, m)``."""
+    return _combine("addmm", self, _mm("addmm", mat1, mat2), beta, alpha, mat1.dtype)
+
+
+@register("baddbmm")
+def baddbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    """``beta * self + alpha * (batch1 @ batch2)``; ``self`` expands to ``(b, n, m)``."""
+    return _combine("baddbmm", self, _bmm("baddbmm", batch1, batch2), beta, alpha, batch1.dtype)
+
+
+@register("addbmm")
+def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    """``beta * self + alpha * sum_b(batch1[b] @ batch2[b])``, the sum as one contraction."""
+    _check("addbmm", {"batch1": batch1, "batch2": batch2}, (3, 3))
+    if batch1.shape[0] != batch2.shape[0] or batch1.shape[2] != batch2.shape[1]:
+        raise _mismatch("addbmm", batch1, batch2)
+    return _combine("addbmm", self, _dot(batch1, batch2, ((0, 2), (0, 1))), beta, alpha, batch1.dtype)
+
+
+@register("addmv")
+def addmv(self: jax.Array, mat: jax.Array, vec: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    """``beta * self + alpha * (mat @ vec)``; ``self`` expands to ``(n,)``."""
+    return _combine("addmv", self, _mv("addmv", mat, vec), beta, alpha, mat.dtype)
+
+
+@register("addr")
+def addr(self: jax.Array, vec1: jax.Array, vec2: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
+    """``beta * self + alpha * outer(vec1, vec2)``, with promotion; for bool the sum is "or", the product "and"."""
+    if vec1.ndim != 1 or vec2.ndim != 1:
+        raise RuntimeError(f"addr: vec1 and vec2 must be 1D arrays, but got shapes {vec1.shape} and {vec2.shape}")
+    compute, dtype = elementwise_dtypes(self, vec1, vec2, kind=Kind.DEFAULT)
+    outer = cast(vec1, compute)[:, None] * cast(vec2, compute)[None, :]
+    if dtype == jnp.bool_:
+        outer = outer & cast(alpha, dtype)
+        return outer | (jnp.broadcast_to(self, outer.shape) & cast(beta, dtype))
+    return _combine("addr", cast(self, dtype), outer, beta, alpha, dtype)
+
+
+@register("_addmm_activation")
+def _addmm_activation(
+    self: jax.Array, mat1: jax.Array, mat2: jax.Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> jax.Array:
+    out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
+    if not use_gelu:
+        return jax.nn.relu(out)
+    return cast(jax.nn.gelu(cast(out, opmath(out.dtype)), approximate=False), out.dtype)
+
+
+# ---- linear and matmul
+
+
+@register("linear")
+def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """``input @ weight.T + bias``: ``(..., k)`` and ``(m, k)`` (or ``(k,)``) give ``(..., m)`` (or ``(...)``)."""
+    given = {"input": input, "weight": weight}
+    _check(
+        "linear",
+        given if bias is None else {**given, "bias": bias},
+        [x.ndim for x in given.values()] + [getattr(bias, "ndim", 0)],
+    )
+    if weight.ndim not in (1, 2) or input.ndim == 0 or input.shape[-1] != weight.shape[-1]:
+        raise _mismatch("linear", input, weight)
+    product = _dot(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
+    if bias is None:
+        return cast(product, input.dtype)
+    return _combine("linear", bias, product, 1, 1, input.dtype)
+
+
+@register("linear_backward")
+def linear_backward(
+    self: jax.Array, grad_output: jax.Array, weight: jax.Array, output_mask: Sequence[bool]
+) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
+    """Gradients of `linear` by input, weight and bias; ``None`` where ``output_mask`` is False."""
+    rows = tuple(range(self.ndim - 1))
+    by_input = by_weight = by_bias = None
+    if output_mask[0]:
+        by_input = cast(_dot(grad_output, weight, ((grad_output.ndim - 1,), (0,))), self.dtype)
+    if output_mask[1]:
+        by_weight = cast(_dot(grad_output, self, (rows, rows)), weight.dtype)
+    if output_mask[2]:
+        by_bias = cast(jnp.sum(cast(grad_output, opmath(grad_output.dtype)), axis=rows), weight.dtype)
+    return by_input, by_weight, by_bias
+
+
+@register("matmul")
+def matmul(self: jax.Array, other: jax.Array) -> jax.Array:
+    """``torch.matmul``: vectors, matrices and batches that broadcast.
+
+    Raises:
+        RuntimeError: an operand is 0-d, dtypes differ, or shapes do not fit.
+    """
+    if self.ndim == 0 or other.ndim == 0:
+        raise RuntimeError(
+            f"matmul: both arguments need to be at least 1D, but they are {self.ndim}D and {other.ndim}D"
+        )
+    _check("matmul", {"self": self, "other": other}, (self.ndim, other.ndim))
+    try:
+        return cast(jnp.matmul(self, other, preferred_element_type=opmath(self.dtype)), self.dtype)
+    except (TypeError, ValueError):
+        raise _mismatch("matmul", self, other) from None
+
+
+# ---- grouped
+
+
+def _group_sizes(offs: jax.Array) -> jax.Array:
+    return jnp.diff(cast(offs, jnp.int32), prepend=jnp.zeros(1, jnp.int32))
+
+
+@register("_grouped_mm")
+def _grouped_mm(
+    self: jax.Array,
+    mat2: jax.Array,
+    offs: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    out_dtype: Any = None,
+) -> jax.Array:
+    """One matrix product a group (mixture of experts). ``offs``, of shape ``(g,)``, holds where each group *ends*.
+
+    ``(t, k), (g, k, n)`` groups rows to ``(t, n)``; ``(g, m, k), (k, t)`` groups columns to ``(m, t)``;
+    ``(m, t), (t, n)`` groups the contraction to ``(g, m, n)``; two 3D arrays need no ``offs`` and are `bmm`.
+    Rows past the last offset are zero.
+    """
+    if self.ndim not in (2, 3) or mat2.ndim not in (2, 3):
+        raise RuntimeError(f"_grouped_mm: operands must be 2D or 3D, but got shapes {self.shape} and {mat2.shape}")
+    if (offs is None) != (self.ndim == 3 and mat2.ndim == 3):
+        raise RuntimeError("_grouped_mm: offs must be given if, and only if, an operand is 2D")
+    if bias is not None:
+        raise RuntimeError("_grouped_mm: bias is not supported yet, as in PyTorch; add it to the result")
+    _check("_grouped_mm", {"self": self, "mat2": mat2}, (self.ndim, mat2.ndim))
+    if self.shape[-1] != mat2.shape[-2]:
+        raise RuntimeError(f"_grouped_mm: contraction dimension of {self.shape} and {mat2.shape} must match")
+    dtype, acc = canonical(out_dtype or self.dtype), opmath(self.dtype)
+    if offs is None:
+        return cast(_bmm("_grouped_mm", self, mat2), dtype)
+    sizes = _group_sizes(offs)
+    if mat2.ndim == 3:
+        return cast(lax.ragged_dot(self, mat2, sizes, preferred_element_type=acc), dtype)
+    if self.ndim == 3:
+        by_columns = lax.ragged_dot(mat2.T, self.mT, sizes, preferred_element_type=acc)
+        return cast(by_columns.T, dtype)
+    numbers = lax.RaggedDotDimensionNumbers(
+        (((1,), (0,)), ((), ())), lhs_ragged_dimensions=(1,), rhs_group_dimensions=()
+    )
+    return cast(lax.ragged_dot_general(self, mat2, sizes, numbers, preferred_element_type=acc), dtype)
+
+
+__all__ = exported(__name__)
