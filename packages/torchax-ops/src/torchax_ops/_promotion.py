@@ -28,13 +28,12 @@ Number = bool | int | float | complex
 
 _default_float: contextvars.ContextVar[DType] = contextvars.ContextVar("default_float", default=np.dtype("float32"))
 _BOOL, _INT, _FLOAT, _COMPLEX = range(4)
-_TO_COMPLEX = {"float64": "complex128"}
 _WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 def default_float() -> DType:
     """The dtype of a Python float: float32, as ``torch.get_default_dtype()``, unless changed by `default_float_dtype`."""
-    return _default_float.get()
+    return canonical(_default_float.get())
 
 
 @contextlib.contextmanager
@@ -89,7 +88,10 @@ def is_number(x: Any) -> bool:
 
 
 def _complex_of(dtype: DType) -> DType:
-    return np.dtype(_TO_COMPLEX.get(dtype.name, "complex64"))
+    """The complex dtype of a floating one, in which bfloat16 has float32 parts, as in PyTorch."""
+    if dtype.itemsize < 4 and dtype.name != "bfloat16":
+        raise RuntimeError(f"{dtype.name} has no complex dtype in JAX (PyTorch's complex32): convert to float32 first")
+    return np.dtype("complex128" if dtype == np.float64 else "complex64")
 
 
 def _real_of(dtype: DType) -> DType:
@@ -97,9 +99,12 @@ def _real_of(dtype: DType) -> DType:
 
 
 def dtype_of(x: Any) -> DType:
-    """The dtype PyTorch gives ``x``: for a number bool, int64, the default float or its complex."""
+    """The dtype PyTorch gives ``x``: for a number bool, int64, the default float or its complex.
+
+    A numpy array has the dtype JAX will give it: 64 bits follow the x64 flag.
+    """
     if not is_number(x):
-        return np.dtype(x.dtype)
+        return np.dtype(x.dtype) if isinstance(x, jax.Array) else canonical(x.dtype)
     kind = category(x.dtype) if isinstance(x, jax.Array) else category(np.dtype(type(x)))
     if kind == _COMPLEX:
         return _complex_of(default_float())
@@ -120,16 +125,16 @@ def promote_types(a: Any, b: Any) -> DType:
         a, b, ca, cb = b, a, cb, ca
     if a.name.startswith("float8") or b.name.startswith("float8"):
         raise RuntimeError(f"Promotion for Float8 Types is not supported, attempted to promote {a.name} and {b.name}")
+    if cb != _FLOAT and any(d.kind == "u" and d.itemsize > 1 for d in (a, b)):
+        raise RuntimeError(
+            f"Promotion for uint16, uint32, uint64 types is not supported, attempted to promote {a.name} and {b.name}"
+        )
     if ca == _BOOL or (ca == _INT and cb > _INT):
         return b
     if ca == _INT:
         if a.kind == b.kind:
             return a if a.itemsize >= b.itemsize else b
-        unsigned, signed = (a, b) if a.kind == "u" else (b, a)
-        if unsigned.itemsize > 1:
-            raise RuntimeError(
-                f"Promotion for uint16, uint32, uint64 types is not supported, attempted to promote {a.name} and {b.name}"
-            )
+        signed = b if a.kind == "u" else a
         return signed if signed.itemsize > 1 else np.dtype("int16")
     if cb == _COMPLEX:
         if ca == _COMPLEX:
@@ -143,6 +148,8 @@ def _combine(high: DType | None, low: DType | None) -> DType | None:
         return low if high is None else high
     if category(high) == _FLOAT:
         return _complex_of(high) if category(low) == _COMPLEX else high
+    if category(low) == _COMPLEX and high.kind == "u":  # PyTorch refuses this pair only between equal priorities
+        return low
     return promote_types(high, low) if category(low) > category(high) else high
 
 
@@ -170,14 +177,19 @@ def opmath(dtype: Any) -> DType:
 def cast(x: Any, dtype: Any) -> jax.Array:
     """``x`` as a strongly typed array of ``dtype``, converted as PyTorch converts.
 
-    Complex to real takes the real part; 64-bit follows JAX's x64 flag. Use this, never ``astype`` with a 64-bit dtype.
+    Complex to real takes the real part; floating to a narrow or unsigned integer wraps (-1.0 becomes 255 as uint8),
+    where JAX alone would clip; 64-bit follows JAX's x64 flag. Use this, never ``astype`` with a 64-bit dtype.
     """
     dtype = canonical(dtype)
-    x = jnp.asarray(x)
+    x = jnp.asarray(np.asarray(x) if isinstance(x, int) else x)  # a number above int64's range is uint64
     if x.dtype == dtype and not x.aval.weak_type:  # type: ignore[attr-defined]
         return x
     if category(x.dtype) == _COMPLEX and category(dtype) != _COMPLEX:
         x = x != 0 if dtype == np.bool_ else x.real
+    if category(dtype) == _INT and category(x.dtype) == _FLOAT and (dtype.itemsize < 4 or dtype.kind == "u"):
+        signed = lax.convert_element_type(x, np.int32 if dtype.itemsize < 4 else canonical("int64"))
+        wrapped = lax.convert_element_type(signed, dtype)
+        return wrapped if dtype.itemsize < 4 else jnp.where(x < 0, wrapped, lax.convert_element_type(x, dtype))
     return lax.convert_element_type(x, dtype)
 
 
