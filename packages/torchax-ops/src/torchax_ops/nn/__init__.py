@@ -1,0 +1,4 @@
+"""The operators of ``torch.nn``: layers, normalization, pooling, attention, losses, recurrence."""
+# ruff: noqa: F403
+
+from torchax_ops.nn.convolution import *
