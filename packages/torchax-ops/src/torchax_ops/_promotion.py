@@ -26,20 +26,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 DType = np.dtype
 Number = bool | int | float | complex
 
-_default_float: contextvars.ContextVar[DType] = contextvars.ContextVar("default_float", default=np.dtype("float32"))
+_default_float: contextvars.ContextVar[str] = contextvars.ContextVar("default_float", default="float32")
 _BOOL, _INT, _FLOAT, _COMPLEX = range(4)
 _WIDE = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 def default_float() -> DType:
-    """The dtype of a Python float: float32, as ``torch.get_default_dtype()``, unless changed by `default_float_dtype`."""
+    """The dtype of a Python float, ``torch.get_default_dtype()``: float32 unless `default_float_dtype` changes it."""
     return canonical(_default_float.get())
 
 
 @contextlib.contextmanager
 def default_float_dtype(dtype: Any) -> Iterator[None]:
     """A context in which Python floats have ``dtype`` (``torch.set_default_dtype``)."""
-    token = _default_float.set(np.dtype(dtype))
+    token = _default_float.set(np.dtype(dtype).name)
     try:
         yield
     finally:
@@ -178,7 +178,8 @@ def cast(x: Any, dtype: Any) -> jax.Array:
     """``x`` as a strongly typed array of ``dtype``, converted as PyTorch converts.
 
     Complex to real takes the real part; floating to a narrow or unsigned integer wraps (-1.0 becomes 255 as uint8),
-    where JAX alone would clip; 64-bit follows JAX's x64 flag. Use this, never ``astype`` with a 64-bit dtype.
+    where JAX alone would clip; float8_e4m3fn clips at 448; float8_e8m0fnu keeps the magnitude's power of two; 64-bit
+    follows JAX's x64 flag. Use this, never ``astype`` with a 64-bit dtype.
     """
     dtype = canonical(dtype)
     x = jnp.asarray(np.asarray(x) if isinstance(x, int) else x)  # a number above int64's range is uint64
@@ -190,7 +191,22 @@ def cast(x: Any, dtype: Any) -> jax.Array:
         signed = lax.convert_element_type(x, np.int32 if dtype.itemsize < 4 else canonical("int64"))
         wrapped = lax.convert_element_type(signed, dtype)
         return wrapped if dtype.itemsize < 4 else jnp.where(x < 0, wrapped, lax.convert_element_type(x, dtype))
+    if dtype.name == "float8_e4m3fn":
+        x = jnp.clip(lax.convert_element_type(x, np.float32), -448, 448)
+    if dtype.name == "float8_e8m0fnu":
+        return _to_exponent(lax.convert_element_type(x, np.float32))
     return lax.convert_element_type(x, dtype)
+
+
+def _to_exponent(x: jax.Array) -> jax.Array:
+    """float32 to float8_e8m0fnu: the nearest power of two to ``abs(x)``, ties upwards; 0 becomes the smallest, inf NaN.
+
+    Source: the conversion in c10/util/Float8_e8m0fnu.h.
+    """
+    bits = lax.bitcast_convert_type(x, np.uint32)
+    exponent = (bits >> 23) & 0xFF
+    up = ((bits & 0x400000) != 0) & (((bits & 0x3FFFFF) != 0) | (exponent > 0)) & (exponent < 0xFF)
+    return lax.bitcast_convert_type((exponent + up).astype(np.uint8), np.dtype("float8_e8m0fnu"))
 
 
 class Kind(Enum):
