@@ -61,7 +61,8 @@ def functional_name(overload: torch._ops.OpOverload) -> str:
     same = [c for c in candidates if _signature(c) == wanted]
     if not same:  # a factory's `out=` has no dtype or layout of its own
         factory = DROPPED | {"dtype"}
-        same = [c for c in candidates if [s for s in _signature(c) if s[0] not in factory] == wanted]
+        bare_wanted = [s for s in wanted if s[0] not in factory]
+        same = [c for c in candidates if [s for s in _signature(c) if s[0] not in factory] == bare_wanted]
     if not same:  # names may differ (``src`` or ``value``); the types must not
         same = [c for c in candidates if [t for _, t in _signature(c)] == [t for _, t in wanted]]
     same.sort(key=lambda c: c._schema.overload_name != own)

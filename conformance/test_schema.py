@@ -11,6 +11,7 @@ TWINS = {
     "sort.values_stable": "sort.stable",
     "arange.start_out": "arange.start_step",
     "full.out": "full",
+    "zeros_like.out": "zeros_like",
     "zero_": "zero",
     "fill_.Scalar": "fill.Scalar",
     "bernoulli_.float": "bernoulli.p",
