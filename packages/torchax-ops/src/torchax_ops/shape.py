@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -107,7 +107,8 @@ def expand(self: jax.Array, size: Sequence[int], *, implicit: bool = False) -> j
             )
     if min(shape, default=0) < 0:
         raise RuntimeError(
-            f"expand(): the expanded size of the tensor ({min(shape)}) isn't allowed in a leading, non-existing dimension"
+            f"expand(): the expanded size of the tensor ({min(shape)}) isn't allowed in a leading, non-existing "
+            f"dimension {shape.index(min(shape))}"
         )
     return jnp.broadcast_to(self, shape)
 
