@@ -107,10 +107,6 @@ def _combine(op: str, bias: jax.Array, product: jax.Array, beta: Any, alpha: Any
     """``beta * bias + alpha * product`` rounded to ``dtype``; where ``beta`` is zero, ``bias`` is not read."""
     if bias.dtype != dtype:
         raise RuntimeError(f"{op}: expected self to have dtype {dtype}, but got {bias.dtype.name}; convert it")
-    if category(dtype) < 2:
-        for name, scale in (("beta", beta), ("alpha", alpha)):
-            if category(getattr(scale, "dtype", type(scale))) > 1:
-                raise RuntimeError(f"For integral input tensors, argument {name} must not be a floating point number.")
     shape = product.shape
     if bias.ndim > len(shape) or any(n not in (1, m) for n, m in zip(bias.shape[::-1], shape[::-1])):
         raise RuntimeError(f"{op}: self of shape {bias.shape} cannot be expanded to {shape}")
@@ -127,7 +123,7 @@ def _combine(op: str, bias: jax.Array, product: jax.Array, beta: Any, alpha: Any
 
 @register("addmm")
 def addmm(self: jax.Array, mat1: jax.Array, mat2: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
-    """``beta * self + alpha * (mat1 @ mat2)``; ``self`` expands to ``(n, m)``."""
+    """``beta * self + alpha * (mat1 @ mat2)``; ``self`` expands to ``(n, m)``. Integers truncate the scales."""
     return _combine("addmm", self, _mm("addmm", mat1, mat2), beta, alpha, mat1.dtype)
 
 
@@ -158,6 +154,9 @@ def addr(self: jax.Array, vec1: jax.Array, vec2: jax.Array, *, beta: Any = 1, al
     if vec1.ndim != 1 or vec2.ndim != 1:
         raise RuntimeError(f"addr: vec1 and vec2 must be 1D arrays, but got shapes {vec1.shape} and {vec2.shape}")
     compute, dtype = elementwise_dtypes(self, vec1, vec2, kind=Kind.DEFAULT)
+    for name, scale in (("beta", beta), ("alpha", alpha)):
+        if category(dtype) < 2 and category(getattr(scale, "dtype", type(scale))) > 1:
+            raise RuntimeError(f"For integral input tensors, argument {name} must not be a floating point number.")
     outer = cast(vec1, compute)[:, None] * cast(vec2, compute)[None, :]
     if dtype == jnp.bool_:
         outer = outer & cast(alpha, dtype)
@@ -254,12 +253,16 @@ def _grouped_mm(
         raise RuntimeError(f"_grouped_mm: operands must be 2D or 3D, but got shapes {self.shape} and {mat2.shape}")
     if (offs is None) != (self.ndim == 3 and mat2.ndim == 3):
         raise RuntimeError("_grouped_mm: offs must be given if, and only if, an operand is 2D")
+    if self.dtype.name not in ("float32", "bfloat16", "float16"):
+        raise RuntimeError(f"_grouped_mm: expected float32, bfloat16 or float16 arrays, but got {self.dtype.name}")
+    if out_dtype is not None and canonical(out_dtype) != self.dtype:
+        raise RuntimeError(f"_grouped_mm: out_dtype must be that of the operands, {self.dtype.name}")
     if bias is not None:
         raise RuntimeError("_grouped_mm: bias is not supported yet, as in PyTorch; add it to the result")
     _check("_grouped_mm", {"self": self, "mat2": mat2}, (self.ndim, mat2.ndim))
     if self.shape[-1] != mat2.shape[-2]:
         raise RuntimeError(f"_grouped_mm: contraction dimension of {self.shape} and {mat2.shape} must match")
-    dtype, acc = canonical(out_dtype or self.dtype), opmath(self.dtype)
+    dtype, acc = self.dtype, opmath(self.dtype)
     if offs is None:
         return cast(_bmm("_grouped_mm", self, mat2), dtype)
     sizes = _group_sizes(offs)
