@@ -59,7 +59,8 @@ def tests(session: nox.Session, part: str) -> None:
     """Each package in an environment of its own, then models, then the whole: conformance, README, lint."""
     if part == "models":
         _install(session, "core", *_group("core", "models"))
-        _pytest(session, "-n", "2", "packages/torchax-core/tests/models")
+        models = sorted(str(path) for path in Path("packages/torchax-core/tests").glob("test_models*.py"))
+        _pytest(session, "-n", "2", *models)
     elif part == "whole":
         _install(session, "train", *_group("train"), *_group("core", "conformance"), *CHECK)
         _pytest(session, "-n", "2", "conformance/test_sample.py")
@@ -69,7 +70,7 @@ def tests(session: nox.Session, part: str) -> None:
         _install(session, part, *_group(part))
         if part == "ops":
             _no_torch(session)
-        _pytest(session, "-n", "2", f"packages/torchax-{part}/tests", "--ignore-glob=*/tests/models/*")
+        _pytest(session, "-n", "2", f"packages/torchax-{part}/tests", "--ignore-glob=*/test_models*")
 
 
 @nox.session
