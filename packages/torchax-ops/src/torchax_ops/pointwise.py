@@ -50,8 +50,23 @@ rad2deg = unary(lambda x: x * (180 / math.pi), "rad2deg", kind=_FLOATS, accepts=
 atan2 = binary(jnp.arctan2, "atan2", "arctan2", kind=_FLOATS, accepts="bif")
 hypot = binary(jnp.hypot, "hypot", accepts="f")
 copysign = binary(jnp.copysign, "copysign.Tensor", "copysign.Scalar", kind=_FLOATS, accepts="bif")
-logaddexp = binary(jnp.logaddexp, "logaddexp", accepts="fc")
 logaddexp2 = binary(jnp.logaddexp2, "logaddexp2", accepts="f")
+
+
+def _logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Of complex numbers: from the one with the larger real part, so that the imaginary part is not wrapped."""
+    if not is_complex(x):
+        return jnp.logaddexp(x, y)
+    x_first = (x.real > y.real) | jnp.isnan(x.real)
+    high, low = jnp.where(x_first, x, y), jnp.where(x_first, y, x)
+    both_infinite = (high.real == low.real) & jnp.isinf(high.real)
+    step = jnp.where(both_infinite, 0, low - high)
+    phase = jnp.log(jnp.exp(1j * high.imag.astype(high.dtype)) + jnp.exp(1j * low.imag.astype(high.dtype)))
+    infinite = jnp.where(high.real > 0, high.real + phase, low)
+    return jnp.where(jnp.isnan(high.real), jnp.nan, jnp.where(both_infinite, infinite, high + jnp.log1p(jnp.exp(step))))
+
+
+logaddexp = binary(_logaddexp, "logaddexp", accepts="fc")
 
 # --- signs, magnitudes, rounding ---------------------------------------------------------------------------------
 
@@ -83,16 +98,7 @@ round = unary(_integers_as_they_are(jnp.round), "round", accepts="if")
 frac = unary(lambda x: x - jnp.trunc(x), "frac", accepts="f")
 
 
-@register("signbit")
-def signbit(self: ArrayLike) -> jax.Array:
-    """Whether the sign bit is set, ``-0.0`` and negative NaN included. The result is bool.
-
-    Raises:
-        NotImplementedError: ``self`` is complex.
-    """
-    if is_complex(self):
-        raise NotImplementedError(f'"signbit" not implemented for {dtype_of(self).name}')
-    return jnp.signbit(self) if is_floating(self) else jnp.less(self, 0)
+signbit = unary(lambda x: jnp.signbit(x) if is_floating(x) else x < 0, "signbit", kind=Kind.ALWAYS_BOOL, accepts="bif")
 
 
 @register("round.decimals", "special_round")
@@ -427,7 +433,13 @@ def float_power(self: ArrayLike, exponent: ArrayLike) -> jax.Array:
     return jnp.power(cast(self, dtype), cast(exponent, dtype))
 
 
-nextafter = binary(jnp.nextafter, "nextafter", kind=Kind.NO_OPMATH, accepts="f")
+@jax.custom_jvp
+def _nextafter(x: jax.Array, towards: jax.Array) -> jax.Array:
+    return jnp.nextafter(x, towards)
+
+
+_nextafter.defjvps(lambda dx, y, x, towards: jnp.broadcast_to(dx, y.shape), None)
+nextafter = binary(_nextafter, "nextafter", kind=Kind.NO_OPMATH, accepts="f")
 
 
 @register("ldexp.Tensor")
