@@ -87,7 +87,8 @@ def _check_fits(op: str, value: Any, dtype: np.dtype) -> None:
 
 
 def _is_mask(index: jax.Array | None) -> bool:
-    return index is not None and index.dtype.name in _MASK_DTYPES
+    # By name, so that a plan may ask about PyTorch's tensors too.
+    return index is not None and str(index.dtype).removeprefix("torch.") in _MASK_DTYPES
 
 
 def _shape_of_masks(op: str, shape: Shape, indices: Indices) -> None:
