@@ -1,0 +1,143 @@
+"""Makes ``jax`` a PyTorch device: the registration, and the few places where PyTorch must know a Python backend.
+
+Importing this module registers the device. A process that never makes a ``jax`` tensor runs as before.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
+from torch.utils._foreach_utils import _foreach_supported_types as _utility_types
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from torchax import autocast, device_module, dispatch, serialization, stateful
+from torchax.tensor import Tensor
+
+_library: list[torch.library.Library] = []
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _DeviceGuard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+# Factories that get a kernel of their own, so that ``torch.randn(..., device="jax")`` is one call and one XLA program.
+# Others (``torch.hann_window`` ...) are composed by PyTorch from these.
+_FACTORIES = """
+    arange arange.start arange.start_step eye eye.m full linspace logspace ones rand rand.generator randint
+    randint.generator randint.low randint.low_generator randn randn.generator randperm randperm.generator scalar_tensor
+    tril_indices triu_indices zeros
+""".split()
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _factory(func: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("pin_memory"):
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        return dispatch.run(func, args, kwargs)
+
+    return kernel
+
+
+def _register_kernels() -> None:
+    """Kernels below the Python key, for calls that no ``jax`` tensor is an argument of, and for those PyTorch makes there.
+
+    They work on storages: one that dispatched again would recurse for ever.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    _library.append(library)
+    library.impl("empty.memory_format", stateful.empty, "PrivateUse1")
+    library.impl("empty_strided", stateful.empty_strided, "PrivateUse1")
+    library.impl("_efficientzerotensor", stateful.empty, "PrivateUse1")
+    library.impl("_copy_from", stateful.copy_from, "PrivateUse1")
+    for name in _FACTORIES:
+        library.impl(name, _factory(_overload(name)), "PrivateUse1")
+    # PyTorch has an autograd formula for the whole of these; it uses it for a backend that has a kernel of its own, where it
+    # would else take them apart. The Python key comes first, so this kernel is never run.
+    for name in ("linear",):
+        library.impl(name, functools.partial(_unreachable, name), "PrivateUse1")
+    library.impl("_pin_memory", _pin_memory, "CPU")
+
+
+def _unreachable(name: str, *args: Any, **kwargs: Any) -> Any:
+    raise AssertionError(f"aten::{name} reached device 'jax' without a torchax.Tensor")
+
+
+def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """A copy: with a Python backend as the accelerator, PyTorch has no allocator of pinned memory to ask."""
+    if torch.cuda.is_available():
+        return torch.empty_like(self, pin_memory=True).copy_(self)
+    return self.clone()
+
+
+def _backward_on_the_callers_thread() -> None:
+    """JAX keeps traces, meshes and settings per thread; PyTorch would run a backward of this device on another one."""
+    real = torch.autograd.graph._engine_run_backward
+
+    @functools.wraps(real)
+    def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not dispatch.used:
+            return real(t_outputs, *args, **kwargs)
+        with torch.autograd.set_multithreading_enabled(False):
+            return real(t_outputs, *args, **kwargs)
+
+    torch.autograd.graph._engine_run_backward = run_backward
+    torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+
+
+def _foreach_optimizers() -> None:
+    """Optimizers test a parameter's exact type before they take the whole list at once."""
+    for known in (_optimizer_types, _utility_types):
+        if Tensor not in known:
+            known.append(Tensor)
+
+
+def _modules_keep_parameters() -> None:
+    """``module.cpu()`` swaps ``jax`` parameters in place, as ``module.to("jax")`` does: ties and optimizers hold."""
+    real = torch.nn.Module._apply
+
+    @functools.wraps(real)
+    def _apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        if not dispatch.used or not any(isinstance(p, Tensor) for p in self.parameters(recurse)):
+            return real(self, fn, recurse)
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return real(self, fn, recurse)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+
+    torch.nn.Module._apply = _apply  # type: ignore[method-assign]
+
+
+def register() -> None:
+    """Register the device; once a process."""
+    _setup_privateuseone_for_python_backend("jax", device_module, _Hooks(), _DeviceGuard())
+    _register_kernels()
+    autocast.register()
+    serialization.register()
+    _backward_on_the_callers_thread()
+    _foreach_optimizers()
+    _modules_keep_parameters()
+
+
+register()

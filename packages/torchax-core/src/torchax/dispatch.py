@@ -1,0 +1,880 @@
+"""Plans: how each PyTorch operator runs on ``jax`` tensors.
+
+A plan is built once per ``OpOverload`` from its schema. It encodes a call into a hashable *key* (views, static values,
+which arguments are arrays) and a flat list of arrays and numbers; finds the ``jax.jit``-compiled function for that key;
+calls it once; and wraps the result. In-place and ``out=`` variants are derived from the functional operator.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torchax_ops
+from torchax_ops import Op
+
+from torchax import devices, random, schema, tensor, transfer, view_ops
+from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
+from torchax.errors import OperatorNotFound
+from torchax.schema import GENERATOR, NUMBERS, SKIPPED, STATIC, TENSOR, TENSORS, TRACED
+from torchax.tensor import Tensor, view_of, view_on, wrap
+from torchax.views import ROOT, Chain
+
+Plan = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+_plans: dict[Any, Plan] = {}
+handlers: dict[Any, Plan] = {}  # torchax.stateful's: operators that no function of arrays can be
+overrides: dict[Any, Plan] = {}  # the user's
+fallback: list[Callable[[Any], Plan | None]] = []  # torchax.debug's CPU fallback, asked last
+used = False  # whether this process has run an operator on a ``jax`` tensor
+narrow_storage = False  # performance mode: 64-bit values are stored in 32 bits
+
+
+def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on ``jax`` tensors: look up its plan and call it."""
+    plan = _plans.get(func)
+    if plan is None:
+        plan = _plans[func] = build(func)
+    return plan(args, kwargs)
+
+
+tensor.run = run
+
+
+def forget_plans() -> None:
+    """Build plans anew when next needed: after a registration or a change of configuration."""
+    _plans.clear()
+
+
+def build(func: Any) -> Plan:
+    """The plan of an operator: an override, a handler, a view, a writing variant, a registered function, PyTorch's own
+    decomposition, the CPU fallback if the user opted in.
+
+    Raises:
+        OperatorNotFound: there is none of these.
+    """
+    global used
+    used = True
+    if func in overrides:
+        return overrides[func]
+    if func in handlers:
+        return handlers[func]
+    if view_ops.is_view_op(func):
+        return functools.partial(_view, func)
+    for find in (_registered, _writing, _decomposed, *fallback):
+        plan = find(func)
+        if plan is not None:
+            return plan
+    raise OperatorNotFound(
+        f"{schema.schema_name(func)} has no JAX function yet.\n  schema: {func._schema}\n"
+        f"Register one with  torchax.ops.jaten.op(torch.ops.{func})  on a function of jax.Arrays, or run such operators "
+        "on CPU with  torchax.default_env().config.cpu_fallback = True."
+    )
+
+
+def _registered(func: Any) -> Plan | None:
+    op = torchax_ops.lookup(schema.schema_name(func))
+    return None if op is None else Functional(func, op)
+
+
+def _writing(func: Any) -> Plan | None:
+    if not func._schema.is_mutable:
+        return None
+    source = schema.functional(func)
+    if source is None:
+        return None
+    if schema.out_arguments(func):
+        return functools.partial(_run_out, func, source)
+    mine = overrides.get(source)
+    op = mine.op if isinstance(mine, Functional) else torchax_ops.lookup(schema.schema_name(source))
+    if op is not None and source not in handlers:
+        return InPlace(func, op)
+    return functools.partial(_run_in_place, func, source)
+
+
+def _decomposed(func: Any) -> Plan | None:
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return lambda args, kwargs: func.decompose(*args, **kwargs)
+    from torch._decomp import decomposition_table
+
+    table = decomposition_table.get(func)
+    return None if table is None else lambda args, kwargs: table(*args, **kwargs)
+
+
+# --- encoding a call ------------------------------------------------------------------------------------------------
+
+
+class _Marker:
+    """A token in a key, compared by identity."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_NUMBER = _Marker("NUMBER")
+_LIST = _Marker("LIST")
+_DEFAULT_DTYPE = _Marker("DEFAULT_DTYPE")
+_FLOAT32 = torch.float32
+_get_default_dtype = torch.get_default_dtype
+_Tracer = jax.core.Tracer
+
+
+class Call:
+    """One encoded call: the key, the arrays and numbers it stands for, and what was seen on the way."""
+
+    __slots__ = ("arrays", "device", "key", "noncontiguous", "seed", "traced", "wide")
+
+    def __init__(self) -> None:
+        self.key: list[Any] = []
+        self.arrays: list[Any] = []
+        self.device: torch.device | None = None
+        self.noncontiguous = False
+        self.traced = False
+        self.wide = False  # a tensor whose PyTorch dtype is wider than its array's
+        self.seed: int | None = None
+
+
+class Encoder:
+    """Turns the arguments of one operator into a `Call`, as its schema and registration say."""
+
+    def __init__(self, func: Any, op: Op) -> None:
+        arguments = func._schema.arguments
+        kinds = {a.name: schema.kind_of(a, op.static, op.traced) for a in arguments}
+        self.func = func
+        self.positional = [kinds[a.name] for a in arguments if not a.kwarg_only]
+        self.kinds = kinds
+        # Like cuda, indexing takes index tensors from the CPU; other operators take only one-element ones from there.
+        self.cpu_indices = func.overloadpacket.__name__ in _CPU_INDEX_OPS
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        call = Call()
+        key, arrays = call.key, call.arrays
+        for kind, a in zip(self.positional, args, strict=False):
+            if type(a) is Tensor:
+                box = a._box
+                array = box.array
+                arrays.append(array)
+                key.append(a._chain)
+                if a._chain is not ROOT:
+                    arrays.extend(a._operands)
+                if a._noncontiguous:
+                    call.noncontiguous = True
+                if isinstance(array, _Tracer):
+                    call.traced = True
+                if call.device is None:
+                    call.device = a.device
+            elif kind == STATIC:
+                key.append(_static(a))
+            else:
+                self.slow(call, kind, a)
+        if kwargs:
+            for name, a in kwargs.items():
+                kind = self.kinds[name]
+                if kind == SKIPPED:
+                    if name == "device" and a is not None and call.device is None:
+                        call.device = devices.torch_device(torch.device(a).index or 0)
+                else:
+                    key.append(name)
+                    self.slow(call, kind, a)
+        if _get_default_dtype() is not _FLOAT32:
+            key.append(_DEFAULT_DTYPE)
+            key.append(t2j_dtype(_get_default_dtype()))
+        return call
+
+    def slow(self, call: Call, kind: int, a: Any) -> None:
+        """Encode one argument of any kind."""
+        key = call.key
+        if isinstance(a, torch.Tensor):
+            self.tensor(call, a)
+        elif a is None or isinstance(a, bool):
+            key.append(a)
+        elif kind == GENERATOR:
+            call.seed = random.seed_from(a)
+            key.append(None)
+        elif kind == SKIPPED:
+            key.append(None)
+        elif isinstance(a, (list, tuple)) and kind in (TENSORS, NUMBERS):
+            inner = TENSOR if kind == TENSORS else TRACED
+            key.append(_LIST)
+            key.append(len(a))
+            for x in a:
+                self.slow(call, inner, x)
+        elif kind in (TENSOR, TRACED) and isinstance(a, (int, float, complex)):
+            if isinstance(a, int) and not -(2**31) <= a < 2**31 and not -(2**63) <= a < 2**63:
+                key.append((int, a))
+            else:
+                key.append(_NUMBER)
+                call.arrays.append(a)
+        else:
+            key.append(_static(a))
+
+    def tensor(self, call: Call, a: torch.Tensor) -> None:
+        """Encode a tensor that may be of another class or on another device."""
+        if isinstance(a, Tensor):
+            array = a._box.array
+            call.arrays.append(array)
+            call.key.append(a._chain)
+            call.arrays.extend(a._operands)
+            call.noncontiguous |= a._noncontiguous
+            call.traced |= isinstance(array, _Tracer)
+            if call.device is None:
+                call.device = a.device
+            return
+        if a.device.type != "cpu" or not (a.numel() == 1 if mix_one_element else a.ndim == 0):
+            if not (a.device.type == "cpu" and self.cpu_indices):
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    f"jax:0 and {a.device}! (when checking a tensor of shape {list(a.shape)} in {self.func})"
+                )
+        call.arrays.append(transfer.to_array(a, narrow=narrow_storage))
+        call.key.append(ROOT)
+
+
+_CPU_INDEX_OPS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+mix_one_element = True  # config.allow_mixed_math_with_scalar_tensor
+
+
+def _static(a: Any) -> Any:
+    t = type(a)
+    if t is list or t is tuple:
+        return tuple(_static(x) for x in a)
+    if t is torch.dtype:
+        return t2j_dtype(a)
+    if t is float or t is complex:
+        return (t, a)  # 1.0 and 1 are equal as keys
+    if isinstance(a, torch.SymInt):
+        return int(a)
+    return a
+
+
+# --- decoding, inside the compiled function ---------------------------------------------------------------------------
+
+
+class Decoder:
+    """Gives a function its arguments back from a key and traced arrays. ``where`` says which array each tensor is."""
+
+    def __init__(self, key: tuple[Any, ...], positional: int, arrays: Any) -> None:
+        self.parts = iter(key)
+        self.arrays = iter(enumerate(arrays))
+        self.default_dtype: Any = None
+        self.raw: dict[int, tuple[Chain, Any, tuple[Any, ...]]] = {}  # id(value) -> chain, base array, operands
+        self.args = [self.next() for _ in range(positional)]
+        self.kwargs: dict[str, Any] = {}
+        for part in self.parts:
+            if part is _DEFAULT_DTYPE:
+                self.default_dtype = next(self.parts)
+            else:
+                self.kwargs[part] = self.next()
+
+    def next(self) -> Any:
+        return self.value(next(self.parts))
+
+    def value(self, part: Any) -> Any:
+        if isinstance(part, Chain):
+            _, base = next(self.arrays)
+            operands = tuple(next(self.arrays)[1] for _ in range(part.positions))
+            value = base if part is ROOT else part.read(base, operands)
+            self.raw[id(value)] = (part, base, operands)
+            return value
+        if part is _NUMBER:
+            return next(self.arrays)[1]
+        if part is _LIST:
+            return [self.next() for _ in range(next(self.parts))]
+        if isinstance(part, tuple):
+            return _plain(part)
+        return part
+
+
+def _plain(part: tuple[Any, ...]) -> Any:
+    if len(part) == 2 and isinstance(part[0], type):
+        return part[1]
+    return [_plain(p) if isinstance(p, tuple) else p for p in part]
+
+
+def _strong(x: Any) -> Any:
+    """A result without JAX's weak type, which PyTorch's tensors do not have."""
+    if isinstance(x, jax.Array):
+        return jax.lax.convert_element_type(x, x.dtype) if x.aval.weak_type else x  # type: ignore[attr-defined]
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(_strong, x)) if type(x) in (list, tuple) else tuple(map(_strong, x))
+    return x
+
+
+def _call(op: Op, decoder: Decoder, key: Any) -> Any:
+    kwargs = decoder.kwargs
+    if op.key:
+        kwargs = {k: v for k, v in kwargs.items() if k != "generator"} | {"key": key}
+    if decoder.default_dtype is None:
+        return op.fn(*decoder.args, **kwargs)
+    with torchax_ops.default_float_dtype(decoder.default_dtype):
+        return op.fn(*decoder.args, **kwargs)
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+class Functional:
+    """The plan of an operator that returns new tensors."""
+
+    def __init__(self, func: Any, op: Op) -> None:
+        self.func = func
+        self.op = op
+        self.encode = Encoder(func, op)
+        self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.name = schema.schema_name(func).replace("::", "_").replace(".", "_")
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self.encode(args, kwargs)
+        outs, dtypes = self.invoke(call, args, kwargs)
+        device = call.device or devices.torch_device(0)
+        if device.index and not call.arrays:  # a factory on other than the default device
+            outs = jax.device_put(outs, devices.jax_device(device))
+        if type(outs) is not tuple and type(outs) is not list:
+            result = wrap(outs, device, dtypes)
+            return self.strided(result, args, kwargs) if call.noncontiguous else result
+        results = [
+            wrap(o, device, None if dtypes is None else dtypes[i]) if isinstance(o, jax.Array) else o
+            for i, o in enumerate(outs)
+        ]
+        if type(outs) is list:
+            return results
+        return tuple(self.strided(results, args, kwargs) if call.noncontiguous else results)
+
+    def invoke(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Run the compiled function; the second result is PyTorch's dtypes where the arrays' are narrower."""
+        try:
+            if self.op.check is not None and not call.traced:
+                self.check(args, kwargs)
+            if call.traced or narrow_storage or self.op.eager:
+                return self.invoke_specially(call, len(args), args, kwargs)
+            if self.op.key:
+                return self.draw(call, len(args)), None
+            key = (len(args), *call.key)
+            fn = self.compiled.get(key)
+            if fn is None:
+                fn = self.compiled[key] = self.compile(key)
+            with jax.enable_x64(True):
+                return fn(*call.arrays), None
+        except Exception as e:
+            _explain(e, self.func, args, kwargs)
+            raise
+
+    def invoke_specially(self, call: Call, n: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Under a trace, in performance mode, and for results whose shape depends on values."""
+        narrow = narrow_storage or not (jax.config.jax_enable_x64 or not call.traced)
+        key = (n, *call.key)
+        if self.op.eager:
+            with jax.enable_x64(not narrow):
+                return _strong(_call(self.op, Decoder(tuple(call.key), n, call.arrays), None)), None
+        dtypes = self.wide_dtypes(key, call, args, kwargs) if narrow else None
+        if narrow and not narrow_storage:
+            _refuse_cut(self.func, dtypes)
+        with jax.enable_x64(not narrow):
+            if self.op.key:
+                return self.draw(call, n, enter=False), dtypes
+            fn = self.compiled.get(key)
+            if fn is None:
+                fn = self.compiled[key] = self.compile(key)
+            return fn(*call.arrays), dtypes
+
+    def draw(self, call: Call, n: int, enter: bool = True) -> Any:
+        """Run an operator that draws random numbers: the generator's state goes in, and comes back advanced."""
+        key = (n, *call.key)
+        fn = self.compiled.get(key)
+        if fn is None:
+            fn = self.compiled[key] = self.compile(key)
+        index = (call.device.index or 0) if call.device is not None else 0
+        with jax.enable_x64(enter or jax.config.jax_enable_x64):
+            if call.seed is not None:
+                return fn(*call.arrays, random.state_from_seed(call.seed, devices.jax_device(index)))[0]
+            with random.generator(index) as state:
+                outs, state.array = fn(*call.arrays, state.array)
+                return outs
+
+    def compile(self, key: tuple[Any, ...]) -> Any:
+        n, parts, op = key[0], key[1:], self.op
+
+        def fn(*arrays: Any) -> Any:
+            if op.key:
+                prng, state = random.draw(arrays[-1])
+                return _strong(_call(op, Decoder(parts, n, arrays[:-1]), prng)), state
+            return _strong(_call(op, Decoder(parts, n, arrays), None))
+
+        fn.__name__ = fn.__qualname__ = self.name
+        return jax.jit(fn, inline=True)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self.op.check is not None
+        self.op.check(*map(_concrete, args), **{k: _concrete(v) for k, v in kwargs.items()})
+
+    def wide_dtypes(self, key: tuple[Any, ...], call: Call, args: Any, kwargs: Any) -> Any:
+        """PyTorch's dtypes of results that will be stored narrow: those of the same operator on wide inputs."""
+        wide = iter(_wide_inputs(args, kwargs, self.encode))
+        avals = []
+        for a in call.arrays:
+            if isinstance(a, (bool, int, float, complex)):
+                avals.append(a)
+            else:
+                avals.append(jax.ShapeDtypeStruct(a.shape, next(wide, a.dtype)))
+        n, parts = key[0], key[1:]
+
+        def fn(*arrays: Any) -> Any:
+            prng = jax.random.key(0) if self.op.key else None
+            return _strong(_call(self.op, Decoder(parts, n, arrays), prng))
+
+        with jax.enable_x64(True):
+            shaped = jax.eval_shape(fn, *avals)
+        return jax.tree.map(lambda s: JAX_DTYPE_TO_TORCH.get(np.dtype(s.dtype)), shaped, is_leaf=lambda x: x is None)
+
+    def strided(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Give results the strides that PyTorch gives them for these non-contiguous inputs."""
+        strides = _meta_strides(self.func, args, kwargs)
+        if strides is None:
+            return results
+        if isinstance(results, Tensor):
+            return _restride(results, strides[0])
+        return [_restride(r, s) if isinstance(r, Tensor) else r for r, s in zip(results, strides, strict=False)]
+
+
+class InPlace(Functional):
+    """The plan of an operator that writes some of its arguments, derived from the functional one.
+
+    The views that are written go back into their storages' arrays inside the same compiled call. Nothing is written
+    before all is computed, so that an operator that fails leaves every tensor as it was.
+    """
+
+    def __init__(self, func: Any, op: Op) -> None:
+        super().__init__(func, op)
+        self.written = schema.written(func)
+        self.fresh = schema.fresh_returns(func)
+        names = [a.name for a in func._schema.arguments]
+        self.index = {name: names.index(name) for name in self.written}
+        self.returned = [
+            next(
+                (a.name for a in func._schema.arguments if a.alias_info and r.alias_info and a.alias_info.before_set & r.alias_info.before_set),
+                None,
+            )
+            for r in func._schema.returns
+        ]  # fmt: skip
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        targets = self.targets(args, kwargs)
+        for t in targets:
+            _check_writable(t, self.func)
+        boxes = {id(t._box) for t in targets}
+        call = self.encode(args, kwargs)
+        if len(boxes) != len(targets):
+            return self.one_by_one(call, args, kwargs)
+        outs, _ = self.invoke(call, args, kwargs)
+        fresh, arrays = outs
+        for t, array in zip(targets, arrays, strict=True):
+            t._box.array = array
+        return self.results([wrap(f, call.device or devices.torch_device(0)) for f in fresh], args, kwargs)
+
+    def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        found: list[Tensor] = []
+        for name in self.written:
+            i = self.index[name]
+            value = args[i] if i < len(args) else kwargs.get(name)
+            if value is None:
+                continue
+            found.extend(value if isinstance(value, (list, tuple)) else [value])
+        for t in found:
+            if not isinstance(t, Tensor):
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, jax:0 and "
+                    f"{t.device}! ({self.func} cannot write a tensor on {t.device} from 'jax' tensors)"
+                )
+        return found
+
+    def results(self, fresh: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.returned:
+            return None
+        fresh_ones = iter(fresh)
+        out = []
+        for name in self.returned:
+            if name is None:
+                out.append(next(fresh_ones))
+            else:
+                i = self.index[name]
+                out.append(args[i] if i < len(args) else kwargs[name])
+        return out[0] if len(out) == 1 else tuple(out)
+
+    def compile(self, key: tuple[Any, ...]) -> Any:
+        n, parts, op = key[0], key[1:], self.op
+
+        def fn(*arrays: Any) -> Any:
+            prng, state = random.draw(arrays[-1]) if op.key else (None, None)
+            decoder = Decoder(parts, n, arrays[:-1] if op.key else arrays)
+            outs = _call(op, decoder, prng)
+            fresh, values = self.split(outs)
+            targets = self.decoded_targets(decoder)
+            written = [
+                _put(decoder.raw[id(t)], _fit(v, t, self.func), self.func) for t, v in zip(targets, values, strict=True)
+            ]
+            result = (_strong(list(fresh)), written)
+            return (result, state) if op.key else result
+
+        fn.__name__ = fn.__qualname__ = self.name
+        return jax.jit(fn, inline=True)
+
+    def split(self, outs: Any) -> tuple[list[Any], list[Any]]:
+        """Fresh results, and the new values of what is written, lists flattened."""
+        if self.fresh == 0 and len(self.written) == 1:
+            return [], list(outs) if isinstance(outs, (list, tuple)) else [outs]
+        flat: list[Any] = []
+        for o in outs[self.fresh :]:
+            flat.extend(o) if isinstance(o, (list, tuple)) else flat.append(o)
+        return list(outs[: self.fresh]), [v for v in flat if v is not None]
+
+    def decoded_targets(self, decoder: Decoder) -> list[Any]:
+        found: list[Any] = []
+        for name in self.written:
+            i = self.index[name]
+            value = decoder.args[i] if i < len(decoder.args) else decoder.kwargs.get(name)
+            if value is not None:
+                found.extend(value if isinstance(value, list) else [value])
+        return found
+
+    def one_by_one(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Targets that share a storage: compute all, then write each where the last one left the storage."""
+        source = schema.functional(self.func)
+        return _run_in_place(self.func, source, args, kwargs)
+
+    def wide_dtypes(self, key: tuple[Any, ...], call: Call, args: Any, kwargs: Any) -> Any:
+        return None  # what is written keeps its dtype
+
+
+def _put(raw: tuple[Chain, Any, tuple[Any, ...]], value: Any, func: Any) -> Any:
+    chain, base, operands = raw
+    return value if chain is ROOT else chain.write(base, operands, value)
+
+
+def _fit(value: Any, target: Any, func: Any) -> Any:
+    """A computed value as the written tensor takes it.
+
+    Raises:
+        RuntimeError: the shapes differ, or PyTorch does not convert one dtype to the other.
+    """
+    value = jax.numpy.asarray(value)
+    if value.shape != target.shape:
+        raise RuntimeError(
+            f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(value.shape)} ({func})"
+        )
+    if value.dtype == target.dtype:
+        return _strong(value)
+    check_can_cast(value.dtype, target.dtype, func)
+    if target.dtype == np.bool_:
+        return value != 0
+    return jax.lax.convert_element_type(value, target.dtype)
+
+
+def check_can_cast(source: Any, target: Any, func: Any) -> None:
+    """Whether PyTorch writes a result of one dtype to a tensor of another.
+
+    Raises:
+        RuntimeError: it does not: complex to real, floating to integer, anything else to bool.
+    """
+    from torchax_ops._promotion import category
+
+    a, b = category(source), category(target)
+    if (a == 3 and b < 3) or (a == 2 and b < 2) or (a > 0 and b == 0):
+        raise RuntimeError(
+            f"result type {_type_name(source)} can't be cast to the desired output type {_type_name(target)} ({func})"
+        )
+
+
+def _type_name(dtype: Any) -> str:
+    names = {
+        "bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long",
+        "float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double",
+        "complex64": "ComplexFloat", "complex128": "ComplexDouble",
+    }  # fmt: skip
+    name = np.dtype(dtype).name
+    return names.get(name, name)
+
+
+def _check_writable(t: Tensor, func: Any) -> None:
+    if t._noncontiguous and any(s == 0 and n > 1 for n, s in zip(t.shape, t.stride(), strict=True)):
+        raise RuntimeError(
+            f"unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            f"location. Please clone() the tensor before performing the operation. ({func} on shape {list(t.shape)}, "
+            f"strides {list(t.stride())})"
+        )
+
+
+# --- writing variants of what is not one function ---------------------------------------------------------------------
+
+
+def _run_in_place(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An in-place operator by its functional twin, whatever plan that has, and writes after it."""
+    names = [a.name for a in func._schema.arguments]
+    written = schema.written(func)
+
+    def argument(name: str) -> Any:
+        i = names.index(name)
+        return args[i] if i < len(args) else kwargs.get(name)
+
+    outs = run(source, args, kwargs)
+    fresh = schema.fresh_returns(func)
+    if fresh == 0 and len(written) == 1:
+        values = outs if isinstance(outs, list) else [outs]
+        fresh_results: list[Any] = []
+    else:
+        fresh_results, values = list(outs[:fresh]), []
+        for o in outs[fresh:]:
+            values.extend(o) if isinstance(o, (list, tuple)) else values.append(o)
+    targets: list[Any] = []
+    for name in written:
+        value = argument(name)
+        if value is not None:
+            targets.extend(value if isinstance(value, (list, tuple)) else [value])
+    for t in targets:
+        _check_writable(t, func)
+    fitted = [_fit(v._value(), _shaped(t), func) for t, v in zip(targets, values, strict=False)]
+    for t, v in zip(targets, fitted, strict=True):
+        t._write(v)
+    if not func._schema.returns:
+        return None
+    results = [*fresh_results, *(argument(name) for name in written)][: len(func._schema.returns)]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _shaped(t: Tensor) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(t.shape), t._value().dtype)
+
+
+def _run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An ``out=`` operator: the functional twin, then its results into the given tensors, resized where they must be."""
+    names = schema.out_arguments(func)
+    order = [a.name for a in func._schema.arguments]
+    given = dict(kwargs)
+    outs = []
+    for name in names:
+        i = order.index(name)
+        outs.append(given.pop(name) if name in given else args[i])
+    args = args[: min(len(args), min(order.index(n) for n in names))]
+    for out in _flat(outs):
+        if not isinstance(out, Tensor):
+            raise RuntimeError(
+                f"Expected out tensor to have device jax:0, but got {out.device} instead ({func}: move out= to 'jax')"
+            )
+    tensors = any(isinstance(a, torch.Tensor) for a in _flat([*args, *given.values()]))
+    accepted = {a.name for a in source._schema.arguments}
+    if "dtype" in accepted and "dtype" not in given and not tensors:
+        given["dtype"] = outs[0].dtype
+    if not tensors and "device" in accepted:
+        given["device"] = outs[0].device
+    results = run(source, args, given)
+    results = list(results) if isinstance(results, (list, tuple)) else [results]
+    pairs = list(zip(_flat(outs), _flat(results), strict=False))
+    for out, result in pairs:
+        check_can_cast(TORCH_DTYPE_TO_JAX[result.dtype], TORCH_DTYPE_TO_JAX[out.dtype], func)
+        if out.shape == result.shape:
+            _check_writable(out, func)
+    for out, result in pairs:
+        if out.shape != result.shape:
+            resize_out(out, tuple(result.shape))
+        out._write(_fit(result._value(), _shaped(out), func))
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def resize_out(out: Tensor, shape: tuple[int, ...]) -> None:
+    """Resize an ``out=`` tensor, with PyTorch's warning where it was not empty."""
+    if out.numel() != 0:
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+            f"match the required output shape {list(shape)}. This behavior is deprecated, and in a future PyTorch "
+            "release outputs will not be resized unless they have zero elements. You can explicitly reuse an out "
+            "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
+            UserWarning,
+            stacklevel=2,
+        )
+    from torchax.stateful import resize
+
+    resize(out, shape)
+
+
+def _flat(xs: Iterable[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for x in xs:
+        flat.extend(x) if isinstance(x, (list, tuple)) else flat.append(x)
+    return flat
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    base = args[0]
+    if not isinstance(base, Tensor):
+        return func(*args, **kwargs)
+    found = view_ops.derive(func, view_of(base), args[1:], kwargs)
+    # A view of a tensor made outside inference mode is an ordinary tensor too: PyTorch refuses it a version otherwise.
+    if torch.is_inference_mode_enabled() and not base.is_inference():
+        with torch.inference_mode(False):
+            made = [view_on(base._box, v, base.device) for v in found]
+    else:
+        made = [view_on(base._box, v, base.device) for v in found]
+    returns = func._schema.returns
+    return made if str(returns[0].type) == "List[Tensor]" else made[0]
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _concrete(a: Any) -> Any:
+    """An argument as a check sees it: arrays for tensors, JAX dtypes for PyTorch's."""
+    if isinstance(a, Tensor):
+        return a._value()
+    if isinstance(a, torch.Tensor):
+        return transfer.numpy_view(a)
+    if isinstance(a, (list, tuple)):
+        return [_concrete(x) for x in a]
+    return t2j_dtype(a) if isinstance(a, torch.dtype) else a
+
+
+def _wide_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], encode: Encoder) -> Iterable[np.dtype]:
+    """The dtypes, as PyTorch sees them, of a call's arrays before its views are read, in the order they are encoded."""
+    kinds = zip([*encode.positional[: len(args)], *(encode.kinds[k] for k in kwargs)], [*args, *kwargs.values()], strict=False)
+    for kind, a in kinds:
+        if kind == SKIPPED:
+            continue
+        for t in a if isinstance(a, (list, tuple)) else [a]:
+            if isinstance(t, Tensor):
+                stored = np.dtype(t._box.array.dtype)
+                logical = TORCH_DTYPE_TO_JAX[t.dtype]
+                yield logical if NARROWED.get(logical) == stored else stored
+            elif isinstance(t, torch.Tensor):
+                yield TORCH_DTYPE_TO_JAX[t.dtype]
+
+
+def _refuse_cut(func: Any, dtypes: Any) -> None:
+    for dtype in _flat([dtypes] if not isinstance(dtypes, (list, tuple)) else dtypes):
+        if dtype in (torch.float64, torch.complex128):
+            raise TypeError(
+                f"{func} gives {dtype} here, which would be cut to 32 bits: this jax.jit (grad, vmap ...) runs with JAX's x64 "
+                "flag off. Use torchax.interop.jax_jit, or switch x64 on around it (jax.enable_x64(True)), or convert to "
+                "float32."
+            )
+
+
+@functools.lru_cache(maxsize=4096)
+def _strides_on_meta(func: Any, frozen: Any) -> Any:
+    def thaw(x: Any) -> Any:
+        if isinstance(x, view_ops.Metadata):
+            return torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta")
+        return [thaw(y) for y in x[1]] if isinstance(x, tuple) and x and x[0] is _LIST else x
+
+    args, kwargs = frozen
+    try:
+        out = func(*map(thaw, args), **{k: thaw(v) for k, v in kwargs})
+    except Exception:  # no meta kernel, or one that refuses: then the result is contiguous
+        return None
+    return [
+        (tuple(o.shape), o.stride()) if isinstance(o, torch.Tensor) else None
+        for o in (out if isinstance(out, (list, tuple)) else [out])
+    ]
+
+
+def _meta_strides(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def freeze(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return view_of(x)[0]
+        if isinstance(x, torch.Tensor):
+            return view_ops.metadata_of(x)
+        if isinstance(x, (list, tuple)):
+            return (_LIST, tuple(freeze(y) for y in x))
+        return x
+
+    named = tuple((k, freeze(v)) for k, v in kwargs.items() if k not in ("device", "generator", "pin_memory"))
+    try:
+        return _strides_on_meta(func, (tuple(map(freeze, args)), named))
+    except TypeError:  # an argument that cannot be hashed
+        return None
+
+
+def _restride(t: Tensor, found: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Tensor:
+    """The same new tensor with other (dense) strides, where the shape is the expected one."""
+    if found is None or found[0] != tuple(t.shape) or found[1] == t.stride():
+        return t
+    shape, strides = found
+    if not _is_dense(shape, strides):
+        return t
+    t._box.strides = strides
+    return view_on(t._box, (view_ops.metadata(shape, strides, t.dtype), 0, ROOT, ()), t.device)
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+_JAX_ERRORS = (
+    jax.errors.JAXTypeError,
+    jax.errors.JAXIndexError,
+    jax.errors.UnexpectedTracerError,
+    jax.errors.JaxRuntimeError,
+)
+
+
+def _explain(e: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what PyTorch raises for a call that failed, naming the operator and what it was given.
+
+    PyTorch's meta kernels say which error that is. What JAX says of traces and devices stays as it is.
+    """
+    if isinstance(e, (*_JAX_ERRORS, OperatorNotFound)):
+        return
+    given = _describe(args, kwargs)
+    if isinstance(e, ValueError) and "incompatible devices" in str(e):
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices! {func} was given {given}"
+        ) from e
+    if func.name() in str(e) or str(func) in str(e):
+        return
+    known = e
+    if type(e) in (TypeError, ValueError, ZeroDivisionError, OverflowError, AssertionError):
+        try:
+            func(*map(_to_meta, args), **{k: _to_meta(v) for k, v in kwargs.items()})
+        except NotImplementedError:
+            pass
+        except Exception as from_meta:
+            known = from_meta
+    kind = type(known) if type(known) in _PLAIN_ERRORS else RuntimeError
+    raise kind(f"{func}: {known} (given {given})") from e
+
+
+_PLAIN_ERRORS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, torch.linalg.LinAlgError)
+
+
+def _to_meta(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype, device="meta")
+    if isinstance(x, (list, tuple)):
+        return [_to_meta(y) for y in x]
+    return torch.device("meta") if isinstance(x, torch.device) else x
+
+
+def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def one(x: Any) -> str:
+        if isinstance(x, torch.Tensor):
+            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+        if isinstance(x, (list, tuple)):
+            return f"[{', '.join(map(one, x))}]"
+        return repr(x)
+
+    return ", ".join([*map(one, args), *(f"{k}={one(v)}" for k, v in kwargs.items())])

@@ -1,0 +1,123 @@
+"""``pickle``, ``torch.save`` and ``torch.load`` of ``jax`` tensors.
+
+What is saved is what PyTorch saves for any device: the storage's bytes, tagged with the device. So a file can be read without
+torchax (``map_location="cpu"``), and never names a class of ours.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchax import devices, dispatch, stateful, transfer, view_ops
+from torchax.storage import Storage
+from torchax.tensor import OWN_ATTRIBUTES, Tensor, adopt, view_on
+from torchax.views import ROOT
+
+# One CPU storage for all tensors of a torchax storage that are pickled together, so that they stay aliased.
+_saved: weakref.WeakKeyDictionary[Storage, tuple[Any, weakref.ref[torch.UntypedStorage]]] = weakref.WeakKeyDictionary()
+# Storages on their way in: PyTorch holds an empty storage on the device, which stands for these bytes until ``set_``.
+_loading: dict[int, tuple[weakref.ref[torch.UntypedStorage], torch.UntypedStorage, dict[torch.dtype, Storage]]] = {}
+_LOCATION = "_torchax_location"
+
+
+def reduce(t: Tensor) -> tuple[Any, ...]:
+    """What ``__reduce_ex__`` gives: PyTorch's own rebuild functions on a CPU storage tagged with the device."""
+    torch.utils.hooks.warn_if_has_hooks(t)
+    storage = torch.storage.TypedStorage(wrap_storage=_cpu_storage(t), dtype=t.dtype, _internal=True)
+    rebuilt = (storage, int(t.storage_offset()), tuple(t.size()), t.stride(), t.requires_grad, OrderedDict())
+    extra = {k: v for k, v in t.__dict__.items() if k not in OWN_ATTRIBUTES}
+    if isinstance(t, torch.nn.Parameter):
+        data = _AsTensor(torch._utils._rebuild_tensor_v2, (*rebuilt[:4], False, OrderedDict()))
+        if extra:
+            return torch._utils._rebuild_parameter_with_state, (data, t.requires_grad, OrderedDict(), extra)
+        return torch._utils._rebuild_parameter, (data, t.requires_grad, OrderedDict())
+    if extra:
+        return torch._utils._rebuild_tensor_v2, (*rebuilt, None), extra
+    return torch._utils._rebuild_tensor_v2, rebuilt
+
+
+class _AsTensor:
+    """Pickles as a call of ``function``: the tensor inside a Parameter."""
+
+    def __init__(self, function: Any, args: Any) -> None:
+        self.reduced = (function, args)
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def _cpu_storage(t: Tensor) -> torch.UntypedStorage:
+    box = t._box
+    known = _saved.get(box)
+    if known is not None and known[0] is box.array:
+        alive = known[1]()
+        if alive is not None:
+            return alive
+    array = box.array
+    flat = array
+    if box.strides is not None:
+        flat = np.asarray(array).transpose(np.argsort([-s for s in box.strides], kind="stable"))
+    cpu = transfer.to_torch(np.ascontiguousarray(flat).reshape(-1))
+    if stateful._stored(t) == box.dtype and cpu.dtype != t.dtype:
+        cpu = cpu.to(t.dtype)  # 64-bit values stored in 32
+    storage = cpu.untyped_storage()
+    setattr(storage, _LOCATION, f"jax:{t.device.index or 0}")
+    _saved[box] = (array, weakref.ref(storage))
+    return storage
+
+
+def _tag(storage: Any) -> str | None:
+    return getattr(storage, _LOCATION, None)
+
+
+def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """An empty storage on the device, which stands for ``storage``'s bytes."""
+    if location != "jax" and not location.startswith("jax:"):
+        return None
+    devices.jax_device(location)  # a device that does not exist is an error here, not later
+    stand_in = torch._C._acc.create_empty_tensor((0,), torch.uint8).untyped_storage()
+    key = stand_in._cdata
+    _loading[key] = (weakref.ref(stand_in, lambda _: _loading.pop(key, None)), storage, {})
+    setattr(stand_in, _LOCATION, location)
+    return stand_in
+
+
+def _attach(self: Tensor, source: Any, storage_offset: int = 0, size: Any = (), stride: Any = ()) -> Tensor:
+    known = _loading.get(source._cdata)
+    if known is None:
+        raise RuntimeError(
+            "set_: a torch.UntypedStorage on device 'jax' holds no data; use t.set_(other_tensor), or torch.load(..., "
+            "map_location='jax')"
+        )
+    _, storage, boxes = known
+    box = boxes.get(self.dtype)
+    if box is None:
+        flat = torch.empty(0, dtype=self.dtype).set_(storage)
+        location = getattr(source, _LOCATION, "jax:0")
+        array = transfer.to_array(flat, devices.jax_device(location), narrow=dispatch.narrow_storage)
+        box = boxes[self.dtype] = Storage(array)
+    base = view_on(box, _flat_view(self, box), self.device)
+    adopt(self, view_on(box, stateful._strided_view(base, tuple(size), tuple(stride), storage_offset), self.device))
+    return self
+
+
+def _flat_view(t: Tensor, box: Storage) -> view_ops.View:
+    return view_ops.metadata(box.shape, (1,), t.dtype), 0, ROOT, ()
+
+
+def register() -> None:
+    """Make ``torch.save`` and ``torch.load`` know the device."""
+    aten = torch.ops.aten
+    dispatch.handlers[aten.set_.source_Storage_storage_offset] = lambda args, kwargs: _attach(*args, **kwargs)
+    dispatch.handlers[aten.set_.source_Storage] = lambda args, kwargs: _attach_all(*args, **kwargs)
+    torch.serialization.register_package(15, _tag, _restore)
+
+
+def _attach_all(self: Tensor, source: Any) -> Tensor:
+    n = source.nbytes() // self.element_size()
+    return _attach(self, source, 0, (n,), (1,))

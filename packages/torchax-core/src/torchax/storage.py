@@ -1,0 +1,82 @@
+"""Storage: the shared, mutable box that tensors and their views look into."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Addresses are identities, never dereferenced. They start above what an allocator would return first, are aligned as
+# real ones are, and do not overlap, so that "do these two share memory?" has PyTorch's answer.
+_address_lock = threading.Lock()
+_address = 1 << 40
+
+
+class Storage:
+    """A box holding one ``jax.Array`` (or a tracer). An in-place operator puts a new array into it.
+
+    Attributes:
+        array: the data, in the logical shape of the tensor that made the storage. For a storage made by ``empty`` it
+            is filled in (with zeros) only when somebody reads it, so that a following write costs nothing extra.
+        strides: the strides, in elements, which PyTorch sees on that first tensor; ``None`` where contiguous.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_empty", "array", "strides")
+
+    array: Any
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.strides: tuple[int, ...] | None = None
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], dtype: np.dtype, device: jax.Device | None) -> Storage:
+        """A storage whose array is made when first read, on ``device`` (``None``: JAX's default, uncommitted)."""
+        self = cls.__new__(cls)
+        self.strides = None
+        self._empty = (shape, dtype, device)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only while the slot ``array`` is unset: reads of a filled storage pay nothing for this.
+        if name != "array":
+            raise AttributeError(name)
+        shape, dtype, device = self._empty
+        with jax.enable_x64(True):
+            # device=None inside a trace would make a tracer; an empty storage made before it must not hold one.
+            self.array = jnp.zeros(shape, dtype, device=device)
+        return self.array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        try:
+            return object.__getattribute__(self, "array").shape
+        except AttributeError:
+            return self._empty[0]
+
+    @property
+    def dtype(self) -> np.dtype:
+        try:
+            return np.dtype(object.__getattribute__(self, "array").dtype)
+        except AttributeError:
+            return self._empty[1]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def address(self) -> int:
+        """A stable, non-zero number that no other living storage has: what ``data_ptr()`` answers."""
+        try:
+            return self._address
+        except AttributeError:
+            global _address
+            with _address_lock:
+                self._address = _address
+                _address += max(64, -(-self.nbytes // 64) * 64)
+            return self._address

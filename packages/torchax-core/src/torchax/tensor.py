@@ -1,0 +1,380 @@
+"""``Tensor``: a ``torch.Tensor`` on device ``jax`` whose data is a ``jax.Array``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from torchax import transfer, views
+from torchax.devices import index_of, torch_device
+from torchax.dtypes import JAX_DTYPE_TO_TORCH, TORCH_DTYPE_TO_JAX, j2t_dtype
+from torchax.errors import OperatorNotFound
+from torchax.storage import Storage
+from torchax.view_ops import Metadata, View, metadata_of
+from torchax.views import ROOT, Chain, Operands
+
+__all__ = ["Environment", "OperatorNotFound", "Tensor"]
+
+logger = logging.getLogger(__name__)
+
+_make = torch.Tensor._make_wrapper_subclass
+_JAX0 = torch_device(0)
+
+# Set by torchax.dispatch: it builds on this module, which builds on nothing above storages and views.
+run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Tensor(torch.Tensor):
+    """A PyTorch tensor on device ``jax``.
+
+    It is made by PyTorch's factories (``torch.randn(2, 3, device="jax")``), moves (``t.to("jax")``) and operators, or
+    from an array: ``Tensor(jnp.ones(3))`` shares the array, which is immutable; in-place operators replace it.
+
+    Args:
+        elem: a ``jax.Array`` or tracer of any shape, of a dtype that PyTorch has.
+        env: accepted for code written for google/torchax; there is one environment.
+        requires_grad: as in PyTorch.
+
+    Raises:
+        TypeError: PyTorch has no such dtype.
+    """
+
+    _box: Storage
+    _chain: Chain = ROOT
+    _operands: Operands = ()
+    # Whether PyTorch sees other than contiguous strides; and, once a view was made, the interned metadata.
+    _noncontiguous: bool = False
+    _meta: Metadata | None = None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, elem: Any, env: Any = None, requires_grad: bool = False) -> Tensor:
+        if isinstance(elem, Tensor):
+            elem = elem._value()
+        elif not isinstance(elem, jax.Array):
+            elem = jnp.asarray(elem)
+        return wrap(elem, torch_device(index_of(elem)), requires_grad=requires_grad)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return run(func, args, kwargs or {})
+
+    # --- the JAX side -----------------------------------------------------------------------------------------------
+
+    def _value(self) -> Any:
+        """The view's value as an array (the storage's own array where this is no view)."""
+        chain = self._chain
+        if chain is ROOT:
+            return self._box.array
+        with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(self._box.array, jax.core.Tracer)):
+            return views.read(chain, self._box.array, self._operands)
+
+    def jax(self) -> jax.Array:
+        """The tensor's data as a ``jax.Array`` (a tracer, under a trace). Not a copy, and immutable.
+
+        On a *CPU* tensor, ``.jax()`` is PyTorch's method of that name for a device: it moves to device ``jax``.
+        """
+        return self._value()
+
+    def torch(self) -> torch.Tensor:
+        """A copy on CPU, detached."""
+        return self.detach().cpu()
+
+    @property
+    def jax_device(self) -> jax.Device:
+        """The JAX device that holds the data (the first one, for a sharded tensor)."""
+        return min(self._value().devices(), key=lambda d: d.id)
+
+    def apply_jax(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``fn(array, *args, **kwargs)`` as tensor(s); tensors among the arguments are passed as arrays."""
+        args, kwargs = jax.tree.map(_elem, (args, kwargs), is_leaf=_is_tensor)
+        return jax.tree.map(Tensor, fn(self._value(), *args, **kwargs))
+
+    def apply_jax_(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+        """Put ``fn(array, *args, **kwargs)`` in this tensor's place; shape and dtype must stay.
+
+        Raises:
+            ValueError: ``fn`` changes the shape or the dtype.
+        """
+        args, kwargs = jax.tree.map(_elem, (args, kwargs), is_leaf=_is_tensor)
+        old = self._value()
+        new = fn(old, *args, **kwargs)
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise ValueError(
+                f"apply_jax_: the function made {new.dtype}{list(new.shape)} of {old.dtype}{list(old.shape)}; an "
+                "in-place change keeps shape and dtype"
+            )
+        self._write(new)
+        return self
+
+    def shard_(self, sharding: Any) -> Tensor:
+        """Lay the data out over devices as ``sharding`` says (a constraint, under a trace); returns ``self``."""
+        place = jax.lax.with_sharding_constraint if isinstance(self._box.array, jax.core.Tracer) else jax.device_put
+        return self.apply_jax_(place, sharding)
+
+    def _write(self, value: Any) -> None:
+        """Replace the view's value. ``value`` has its shape and stored dtype."""
+        if self._chain is ROOT:
+            self._box.array = value
+        else:
+            with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(value, jax.core.Tracer)):
+                self._box.array = _write_view(self._chain, self._box.array, self._operands, value)
+
+    def __jax_array__(self) -> jax.Array:
+        return self._value()
+
+    # --- numpy, Python values, DLPack -------------------------------------------------------------------------------
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """The values as a numpy array: read-only, without a copy where JAX's device is the CPU.
+
+        Raises:
+            RuntimeError: the tensor requires grad (unless ``force``).
+        """
+        if self.requires_grad and not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        values = np.asarray(self._value())
+        wanted = TORCH_DTYPE_TO_JAX[self.dtype]
+        return values if values.dtype == wanted else values.astype(wanted)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        values = self.numpy()
+        if dtype is not None and values.dtype != dtype:
+            return values.astype(dtype)
+        return values.copy() if copy else values
+
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist()
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        return self._value().__dlpack__(**{k: v for k, v in kwargs.items() if v is not None})
+
+    def __dlpack_device__(self) -> Any:
+        return self._value().__dlpack_device__()
+
+    # --- identity of memory -----------------------------------------------------------------------------------------
+
+    def data_ptr(self) -> int:
+        """An identity, not an address: equal for tensors that start at the same element of one storage."""
+        if self.numel() == 0:
+            return 0
+        return self._box.address + int(self.storage_offset()) * self.element_size()
+
+    def untyped_storage(self) -> StorageIdentity:  # type: ignore[override]
+        return StorageIdentity(self._box, self.device)
+
+    def storage(self) -> StorageIdentity:  # type: ignore[override]
+        return StorageIdentity(self._box, self.device)
+
+    _typed_storage = storage
+
+    def is_shared(self) -> bool:
+        return False
+
+    def share_memory_(self) -> Tensor:
+        raise RuntimeError("share_memory_: a 'jax' tensor cannot be shared between processes; share its .cpu()")
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def _get_data(self) -> Tensor:
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    def _set_data(self, new: torch.Tensor) -> None:
+        if not isinstance(new, Tensor):
+            raise TypeError(
+                f"incompatible tensor type: cannot set the data of a 'jax' tensor to one on {new.device}; move it with "
+                ".to('jax') first"
+            )
+        adopt(self, new)
+
+    data = property(_get_data, _set_data)  # type: ignore[assignment]
+
+    # --- copies, pickles, printing ------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment.  If you were attempting to deepcopy a module, this may be because of a torch.nn.utils."
+                "weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
+            )
+        box = memo.get(id(self._box))
+        if box is None:
+            box = memo[id(self._box)] = Storage(self._box.array)
+            box.strides = self._box.strides
+            memo.setdefault(id(memo), []).append(self._box)  # ids in the memo must outlive the copy
+        with torch.no_grad():
+            out = view_on(box, view_of(self), self.device)
+        out.requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            out._is_param = True  # type: ignore[attr-defined]
+        memo[id(self)] = out
+        for name, value in self.__dict__.items():
+            if name not in OWN_ATTRIBUTES:
+                import copy
+
+                setattr(out, name, copy.deepcopy(value, memo))
+        if self.grad is not None:
+            out.grad = self.grad.__deepcopy__(memo)
+        return out
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        from torchax.serialization import reduce
+
+        return reduce(self)
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
+        from torch._tensor_str import _str, _str_intern
+
+        if isinstance(self._box.array, jax.core.Tracer):
+            body = f"tensor(<{self._box.array!r}>, size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
+            return f"Parameter containing:\n{body}" if isinstance(self, torch.nn.Parameter) else body
+        if torch._C._functorch.maybe_get_level(self) >= 0 or tensor_contents is not None:
+            return _str(self, tensor_contents=tensor_contents)
+        with torch.no_grad():
+            values = self.detach().cpu()
+        from torch._tensor_str import _tensor_str
+
+        text = _str_intern(self, tensor_contents=_tensor_str(values, len("tensor(")) if values.numel() else "[]")
+        text = text.replace(f"{type(self).__name__}(", "tensor(", 1)
+        return text
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["_plain"], None
+
+    @property
+    def _plain(self) -> torch.Tensor:
+        return torch._C._acc.create_empty_tensor(tuple(self.shape), self.dtype)
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, context: Any, shape: Any, strides: Any) -> Tensor:
+        from torchax.stateful import empty
+
+        plain = inner["_plain"]
+        return empty(tuple(shape), dtype=plain.dtype, device=plain.device)
+
+
+OWN_ATTRIBUTES = ("_box", "_chain", "_operands", "_noncontiguous", "_meta", "_is_param")
+
+
+class StorageIdentity:
+    """What ``untyped_storage()`` answers: which memory a tensor has and how much, not the memory itself.
+
+    JAX's arrays are immutable and may be spread over devices, so there are no bytes to hand out. Two of these are
+    equal where they are of one storage.
+    """
+
+    __slots__ = ("_box", "device")
+
+    def __init__(self, box: Storage, device: torch.device) -> None:
+        self._box = box
+        self.device = device
+
+    def data_ptr(self) -> int:
+        return self._box.address
+
+    @property
+    def _cdata(self) -> int:
+        return self._box.address
+
+    def nbytes(self) -> int:
+        return self._box.nbytes
+
+    size = __len__ = nbytes
+
+    def is_shared(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StorageIdentity) and other._box is self._box
+
+    def __hash__(self) -> int:
+        return hash(self._box.address)
+
+    def __repr__(self) -> str:
+        return f"<storage of {self.nbytes()} bytes on {self.device}>"
+
+
+_write_view = jax.jit(
+    lambda chain, array, operands, value: chain.write(array, operands, value), static_argnums=0, inline=True
+)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, Tensor)
+
+
+def _elem(x: Any) -> Any:
+    return x._value() if isinstance(x, Tensor) else x
+
+
+def wrap(
+    array: Any, device: torch.device = _JAX0, dtype: torch.dtype | None = None, requires_grad: bool = False
+) -> Tensor:
+    """A contiguous tensor on a new storage holding ``array``.
+
+    ``dtype`` is given where PyTorch's differs from the array's: 64-bit values stored in 32 bits.
+    """
+    if dtype is None:
+        dtype = JAX_DTYPE_TO_TORCH.get(array.dtype) or j2t_dtype(array.dtype)
+    t = _make(Tensor, array.shape, dtype=dtype, device=device, requires_grad=requires_grad)
+    t._box = Storage(array)
+    return t
+
+
+def view_of(t: Tensor) -> View:
+    """What a tensor sees of its storage."""
+    meta = t._meta
+    if meta is None:
+        meta = t._meta = metadata_of(t)
+    return meta, int(t.storage_offset()), t._chain, t._operands
+
+
+def view_on(box: Storage, view: View, device: torch.device) -> Tensor:
+    """A tensor that looks at a storage as ``view`` says."""
+    meta, offset, chain, operands = view
+    t = _make(Tensor, meta.shape, strides=meta.strides, storage_offset=offset, dtype=meta.dtype, device=device)
+    t._box = box
+    t._meta = meta
+    if chain is not ROOT:
+        t._chain = chain
+        t._operands = operands
+    if not meta.contiguous:
+        t._noncontiguous = True
+    return t
+
+
+def look_at(t: Tensor, other: Tensor) -> None:
+    """Make ``t`` see what ``other`` sees; PyTorch's own metadata of ``t`` is the caller's to change."""
+    t._box = other._box
+    t._chain, t._operands = other._chain, other._operands
+    t._meta, t._noncontiguous = other._meta, other._noncontiguous
+
+
+def adopt(t: Tensor, other: Tensor) -> None:
+    """Make ``t`` see what ``other`` sees, with its shape, strides and dtype (``t.data = other``)."""
+    torch.Tensor.data.__set__(t, other)  # type: ignore[attr-defined]
+    look_at(t, other)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Environment":
+        from torchax.environment import Environment
+
+        return Environment
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
