@@ -20,14 +20,14 @@ import pkgutil
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import _jax_settings  # noqa: F401  must come before jax
 import jax
-import ml_dtypes
 import numpy as np
 import torch
+from _convert import NotReplayable, to_jax, to_numpy_dtype, to_torch
+from _samples import entries, samples
 from _schema import DROPPED, functional_name, is_out, is_traced, is_view, mutated, schema_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
@@ -41,57 +41,6 @@ CORE_NAMES = """
 """
 CORE = frozenset("aten::" + name for name in CORE_NAMES.split())
 _SHAPE_ONLY = ("aten::empty", "aten::new_empty", "aten::resize", "aten::_efficientzerotensor")
-_BITS = {1: torch.uint8, 2: torch.int16}
-_NUMPY = {
-    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
-    torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
-    torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
-    torch.float8_e4m3fnuz: np.dtype(ml_dtypes.float8_e4m3fnuz),
-    torch.float8_e5m2fnuz: np.dtype(ml_dtypes.float8_e5m2fnuz),
-    torch.float8_e8m0fnu: np.dtype(ml_dtypes.float8_e8m0fnu),
-}
-_TORCH = {v: k for k, v in _NUMPY.items()}
-
-
-class NotReplayable(Exception):
-    """The call has an argument or a result that no `jax.Array` can hold (sparse, quantized, complex32)."""
-
-
-# ----------------------------------------------------------------------------------------------- conversion
-
-
-def to_numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    if dtype in _NUMPY:
-        return _NUMPY[dtype]
-    name = str(dtype).removeprefix("torch.")
-    try:
-        return np.dtype(name)
-    except TypeError:
-        raise NotReplayable(name) from None
-
-
-def to_torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return _TORCH.get(dtype) or getattr(torch, dtype.name)
-
-
-def to_numpy(x: torch.Tensor) -> np.ndarray:
-    if x.layout != torch.strided or x.is_quantized or x.is_nested:
-        raise NotReplayable(str(x.layout))
-    dtype = to_numpy_dtype(x.dtype)
-    x = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return x.view(_BITS[dtype.itemsize]).numpy().view(dtype) if x.dtype in _NUMPY else x.numpy()
-
-
-def to_jax(x: torch.Tensor) -> jax.Array:
-    return jax.numpy.asarray(to_numpy(x).copy())
-
-
-def to_torch(x: Any) -> torch.Tensor:
-    x = np.array(x)
-    dtype = to_torch_dtype(x.dtype)
-    if dtype in _NUMPY:
-        return torch.from_numpy(x.view(f"u{x.itemsize}").astype(f"i{x.itemsize}")).view(dtype)
-    return torch.from_numpy(x)
 
 
 # ------------------------------------------------------------------------------------------------ recording
@@ -175,26 +124,6 @@ def _returns(name: str) -> list[Any]:
 
     overload = find_overload(name)
     return overload._schema.returns if overload is not None else []
-
-
-def entries(patterns: list[str]) -> Iterator[Any]:
-    """The `op_db` entries whose name (or name with variant, or aten name) matches one of the patterns; all if none."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    for op in op_db:
-        if op.name.startswith("jiterator"):  # compiles CUDA source: no other device has it
-            continue
-        names = {op.name, op.formatted_name, op.aten_name or "", op.name.rpartition(".")[2]}
-        if not patterns or any(fnmatch.fnmatch(n, p) for n in names for p in patterns):
-            yield op
-
-
-def samples(op: Any, dtype: torch.dtype, device: str, count: int, requires_grad: bool = False) -> list[Any]:
-    """At most ``count`` of an entry's samples, spread evenly over all of them; always the same ones."""
-    torch.manual_seed(0)
-    found = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
-    step = max(1, len(found) / count)
-    return [found[int(i * step)] for i in range(min(count, len(found)))]
 
 
 def record(op: Any, dtype: torch.dtype, recorder: Recorder, count: int) -> None:

@@ -1,0 +1,53 @@
+"""Known differences from CPU PyTorch: `exceptions.toml`, each with the bound that holds and the measured reason."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("exceptions.toml")
+CHECKS = frozenset({"forward", "eager", "grad", "inplace", "out", "views", "errors"})
+
+
+@dataclass(frozen=True)
+class Known:
+    """One entry: where it holds, and what is compared instead of `assert_close`'s defaults.
+
+    ``bound`` is ``{rtol=…, atol=…}``, ``"shape"`` (dtype and shape only) or ``"differs"`` (nothing is compared).
+    """
+
+    operator: str
+    dtypes: tuple[str, ...]
+    check: str
+    bound: Any
+    reason: str
+
+
+def load(path: Path = FILE) -> list[Known]:
+    """All entries.
+
+    Raises:
+        ValueError: an entry is incomplete, or two cover the same operator, dtype and check.
+    """
+    found: list[Known] = []
+    for entry in tomllib.loads(path.read_text()).get("exception", []):
+        if entry.keys() != {"operator", "dtype", "check", "bound", "reason"} or not entry["reason"].strip():
+            raise ValueError(f"an exception has operator, dtype, check, bound and reason, not {entry}")
+        bound, dtypes = entry["bound"], entry["dtype"]
+        if bound not in ("shape", "differs") and not (isinstance(bound, dict) and bound.keys() == {"rtol", "atol"}):
+            raise ValueError(f"{entry['operator']}: bound {bound} is not {{rtol, atol}}, 'shape' or 'differs'")
+        if entry["check"] not in CHECKS:
+            raise ValueError(f"{entry['operator']}: no check is called {entry['check']}")
+        found.append(Known(entry["operator"], tuple(dtypes), entry["check"], bound, entry["reason"]))
+    places = [(k.operator, d, k.check) for k in found for d in k.dtypes]
+    for place in places:
+        if places.count(place) > 1:
+            raise ValueError(f"{place} has two exceptions")
+    return found
+
+
+def find(known: list[Known], operator: str, dtype: str, check: str) -> Known | None:
+    """The entry for an operator (an `op_db` name, or ``aten::`` name in a replay), dtype and check."""
+    return next((k for k in known if k.operator == operator and dtype in k.dtypes and k.check == check), None)

@@ -1,0 +1,36 @@
+"""PyTorch's own test inputs (`op_db`), always the same ones."""
+
+from __future__ import annotations
+
+import fnmatch
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def entries(patterns: list[str]) -> Iterator[Any]:
+    """The `op_db` entries whose name (or name with variant, or aten name) matches one of the patterns; all if none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+
+    for op in op_db:
+        if op.name.startswith("jiterator"):  # compiles CUDA source: no other device has it
+            continue
+        names = {op.name, op.formatted_name, op.aten_name or "", op.name.rpartition(".")[2]}
+        if not patterns or any(fnmatch.fnmatch(n, p) for n in names for p in patterns):
+            yield op
+
+
+def samples(op: Any, dtype: torch.dtype, device: str, count: int, requires_grad: bool = False) -> list[Any]:
+    """At most ``count`` of an entry's samples, spread evenly over all of them; always the same ones."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    found = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
+    step = max(1, len(found) / count)
+    return [found[int(i * step)] for i in range(min(count, len(found)))]

@@ -1,0 +1,413 @@
+"""Level 2: `op_db` entries on the device "jax" against the same calls on CPU.
+
+    python conformance/device.py --ops add,softmax --dtypes float32,int64 --checks forward,grad --max-samples 5 -v
+
+forward  values, dtype, shape and device of the results; where CPU raises, the device raises too
+grad     gradients of all floating inputs
+inplace  the in-place variant: the value, and that it is the same tensor; also through a view of a larger tensor
+out      ``out=`` that is fresh, noncontiguous, and of the wrong size
+views    a result that shares its input's memory on CPU shares it on the device: written through, both ways
+errors   `op_db`'s error inputs raise the same type
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import _jax_settings  # noqa: F401  must come before jax
+import torch
+from _exceptions import Known, find, load
+from _samples import entries, samples
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+DEVICE = "jax"
+UNDEFINED = ("empty", "new_empty", "resize_", "resize_as_", "empty_like", "empty_strided", "empty_permuted")
+
+
+class Skip(Exception):
+    """The check does not apply to this sample."""
+
+
+class _Random(TorchDispatchMode):
+    """Notes whether a call draws random numbers."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Sample:
+    """One set of inputs, and how to compare what comes of it."""
+
+    op: Any
+    input: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    known: Known | None = None
+    random: bool = False
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """All tensors among the inputs, in order."""
+        return [t for t in tree_iter((self.input, self.args, self.kwargs)) if isinstance(t, torch.Tensor)]
+
+    def on(self, device: str, requires_grad: bool = False) -> Sample:
+        """A copy with fresh tensors on a device. Strides stay where a copy can have them."""
+
+        def move(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                if x.layout != torch.strided or x.is_quantized or x.dtype == torch.complex32:
+                    raise Skip(f"{x.layout} {x.dtype}")
+                copy = x.detach().clone() if device == "cpu" else x.detach().to(device)
+                return copy.requires_grad_(requires_grad and x.requires_grad)
+            return device if isinstance(x, torch.device) or x == "cpu" else x
+
+        moved = tree_map(move, (self.input, self.args, self.kwargs))
+        return Sample(self.op, *moved, self.known, self.random)
+
+    def run(self, fn: Callable[..., Any] | None = None, **more: Any) -> Any:
+        return (fn or self.op)(self.input, *self.args, **self.kwargs, **more)
+
+
+# ------------------------------------------------------------------------------------------------- comparing
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [t for t in tree_iter(tree) if isinstance(t, torch.Tensor)]
+
+
+def same(got: Any, want: Any, sample: Sample, what: str = "") -> None:
+    """Raise an AssertionError where device results are not CPU's."""
+    ours, theirs = list(tree_iter(got)), list(tree_iter(want))
+    assert len(ours) == len(theirs), f"{what}{len(ours)} results, not {len(theirs)}"
+    for i, (g, w) in enumerate(zip(ours, theirs)):
+        where = f"{what}result {i}: " if len(ours) > 1 else what
+        if not isinstance(w, torch.Tensor):
+            assert type(g) is type(w), f"{where}a {type(g).__name__}, not a {type(w).__name__}"
+            equal = sample.random or g == w or (g != g and w != w)
+            assert equal or isinstance(w, (torch.device, torch.Generator)), f"{where}{g}, not {w}"
+            continue
+        if w.layout != torch.strided or w.is_quantized:
+            raise Skip(f"{w.layout} result")
+        assert isinstance(g, torch.Tensor), f"{where}a {type(g).__name__}, not a Tensor"
+        assert g.device.type == DEVICE, f"{where}on {g.device}"
+        assert g.dtype == w.dtype, f"{where}dtype {g.dtype}, not {w.dtype}"
+        assert g.shape == w.shape, f"{where}shape {tuple(g.shape)}, not {tuple(w.shape)}"
+        values(g, w, sample, where)
+
+
+def values(got: torch.Tensor, want: torch.Tensor, sample: Sample, where: str) -> None:
+    bound = sample.known.bound if sample.known else {}
+    if sample.random or sample.op.name.startswith(UNDEFINED) or isinstance(bound, str):
+        return
+    got, want = (t.detach().cpu().resolve_conj().resolve_neg() for t in (got, want))
+    try:
+        torch.testing.assert_close(got, want, equal_nan=True, **bound)
+    except AssertionError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise AssertionError(where + " | ".join(lines[:4])) from None
+
+
+def attempt(fn: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return fn(), None
+    except Skip:
+        raise
+    except Exception as error:  # the reference decides what an exception means
+        return None, error
+
+
+def reference(sample: Sample, fn: Callable[..., Any] | None = None) -> Any:
+    """What CPU answers; notes in ``sample`` whether that was random."""
+    with _Random() as mode:
+        out, error = attempt(lambda: sample.run(fn))
+    sample.random = mode.seen
+    if isinstance(error, NotImplementedError):
+        raise Skip("not on CPU")
+    return out, error
+
+
+# --------------------------------------------------------------------------------------------------- checks
+
+
+def check_forward(sample: Sample) -> None:
+    cpu = sample.on("cpu")
+    want, error = reference(cpu)
+    ours = sample.on(DEVICE)
+    if error is not None:
+        _raises(lambda: ours.run(), error)
+        return
+    ours.random = cpu.random
+    same(ours.run(), want, ours)
+    for moved, given in zip(ours.leaves, cpu.leaves):
+        values(moved, given, ours, "an input changed: ")
+
+
+def check_grad(sample: Sample) -> None:
+    cpu, ours = sample.on("cpu", True), sample.on(DEVICE, True)
+    want, error = reference(cpu)
+    if error is not None or cpu.random:
+        raise Skip("nothing to compare")
+    outs = [o for o in tensors(want) if o.requires_grad]
+    inputs = [x for x in cpu.leaves if x.requires_grad]
+    if not outs or not inputs or any(o.layout != torch.strided for o in outs):
+        raise Skip("not differentiable")
+    torch.manual_seed(0)
+    seeds = [
+        torch.randn(o.shape, dtype=torch.complex128 if o.is_complex() else torch.float64).to(o.dtype) for o in outs
+    ]
+    grads, error = attempt(lambda: torch.autograd.grad(outs, inputs, seeds, allow_unused=True))
+    if error is not None:
+        raise Skip("CPU has no derivative")
+    got = [o for o in tensors(ours.run()) if o.requires_grad]
+    assert len(got) == len(outs), f"{len(got)} results require a gradient, not {len(outs)}"
+    leaves = [x for x in ours.leaves if x.requires_grad]
+    found = torch.autograd.grad(got, leaves, [s.to(DEVICE) for s in seeds], allow_unused=True)
+    for i, (g, w) in enumerate(zip(found, grads)):
+        where = f"gradient {i}: "
+        assert (g is None) == (w is None), (
+            f"{where}{'none' if g is None else 'one'} where CPU has {'none' if w is None else 'one'}"
+        )
+        if w is not None and w.layout == torch.strided:
+            same(g, w, ours, where)
+
+
+def check_inplace(sample: Sample) -> None:
+    variant = sample.op.get_inplace()
+    if variant is None or not isinstance(sample.input, torch.Tensor):
+        raise Skip("no in-place variant")
+    cpu, ours = sample.on("cpu"), sample.on(DEVICE)
+    want, error = reference(cpu, variant)
+    if error is not None:
+        _raises(lambda: ours.run(variant), error)
+        return
+    ours.random = cpu.random
+    got = ours.run(variant)
+    assert got is ours.input, "returns another tensor than its input"
+    same(got, want, ours)
+    base, other = (torch.stack([x, x]) for x in (sample.on("cpu").input, sample.on(DEVICE).input))
+    cpu, ours = sample.on("cpu"), sample.on(DEVICE)
+    ours.random = sample.random
+    cpu.input, ours.input = base[1], other[1]
+    want, error = reference(cpu, variant)
+    if error is None:
+        ours.random = cpu.random
+        ours.run(variant)
+        same(other, base, ours, "the base of a view: ")
+
+
+def check_out(sample: Sample) -> None:
+    if not sample.op.supports_out:
+        raise Skip("no out=")
+    cpu = sample.on("cpu")
+    want, error = reference(cpu)
+    if error is not None or not tensors(want) or len(tensors(want)) != len(list(tree_iter(want))):
+        raise Skip("nothing to write")
+    random = cpu.random
+    made: dict[str, Callable[[torch.Tensor, str], torch.Tensor]] = {
+        "fresh": lambda t, device: torch.zeros(t.shape, dtype=t.dtype, device=device),
+        "noncontiguous": lambda t, device: torch.zeros((*t.shape, 2), dtype=t.dtype, device=device)[..., 1],
+        "resized": lambda t, device: torch.zeros(0, dtype=t.dtype, device=device),
+    }
+    for name, make in made.items():
+        outs = []
+        for device in ("cpu", DEVICE):
+            tree = tree_map(lambda t, make=make, device=device: make(t, device), want)
+            outs.append(tuple(tree) if isinstance(tree, tuple) else tree)
+        cpu, ours = sample.on("cpu"), sample.on(DEVICE)
+        answer, error = attempt(lambda cpu=cpu, outs=outs: cpu.run(out=outs[0]))
+        if error is not None:
+            _raises(lambda ours=ours, outs=outs: ours.run(out=outs[1]), error)
+            continue
+        got = ours.run(out=outs[1])
+        if answer is not None:
+            pairs = zip(tensors(got), tensors(outs[1]), strict=True)
+            assert all(g is o for g, o in pairs), f"{name} out: returns another tensor"
+        ours.random = random
+        same(outs[1], outs[0], ours, f"{name} out: ")
+
+
+def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.layout != torch.strided or b.layout != torch.strided or not a.numel() or not b.numel():
+        return False
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def check_views(sample: Sample) -> None:
+    if not isinstance(sample.input, torch.Tensor):
+        raise Skip("no single input")
+    cpu, ours = sample.on("cpu"), sample.on(DEVICE)
+    want, error = reference(cpu)
+    if error is not None or not tensors(want) or not any(_shares(o, cpu.input) for o in tensors(want)):
+        raise Skip("no view")
+    got = ours.run()
+    for g, w in zip(tensors(got), tensors(want), strict=True):
+        if not _shares(w, cpu.input) or w is cpu.input:
+            continue
+        for direction, (x, y) in {"view": (g, w), "base": (ours.input, cpu.input)}.items():
+            _, error = attempt(lambda y=y: y.mul_(3) if y.dtype != torch.bool else y.logical_not_())
+            if error is not None:  # memory that overlaps itself
+                _raises(lambda x=x: x.mul_(3) if x.dtype != torch.bool else x.logical_not_(), error)
+                continue
+            x.mul_(3) if x.dtype != torch.bool else x.logical_not_()
+            same(ours.input, cpu.input, ours, f"base after its {direction} is written: ")
+            same(got, want, ours, f"view after its {direction} is written: ")
+
+
+def _raises(fn: Callable[[], Any], expected: Exception) -> None:
+    """The device raises what CPU raised: the same type, or one that is both."""
+    _, error = attempt(fn)
+    kind = type(expected).__name__
+    assert error is not None, f"no error where CPU raises {kind}: {str(expected)[:100]}"
+    assert isinstance(error, type(expected)), (
+        f"{type(error).__name__} ({str(error)[:120]}), not {kind}: {str(expected)[:100]}"
+    )
+
+
+SAMPLED: dict[str, Callable[[Sample], None]] = {
+    "forward": check_forward,
+    "grad": check_grad,
+    "inplace": check_inplace,
+    "out": check_out,
+    "views": check_views,
+}
+
+
+def error_samples(op: Any) -> list[Sample]:
+    """`op_db`'s error inputs for CPU. They have no dtype of their own."""
+    if op.error_inputs_func is None:
+        return []
+    found, _ = attempt(lambda: list(op.error_inputs(torch.device("cpu"))))
+    return [Sample(op, e.sample_input.input, e.sample_input.args, e.sample_input.kwargs) for e in found or []]
+
+
+def check_errors(sample: Sample) -> None:
+    _, error = reference(sample.on("cpu"))
+    if error is None:
+        raise Skip("CPU accepts it")
+    ours = sample.on(DEVICE)
+    _raises(lambda: ours.run(), error)
+
+
+# --------------------------------------------------------------------------------------------------- running
+
+
+@dataclass
+class Result:
+    """One entry, dtype and check."""
+
+    op: str
+    dtype: str
+    check: str
+    passed: int = 0
+    failed: int = 0
+    error: str = ""
+    known: Known | None = None
+    faults: list[str] = field(default_factory=list)
+
+
+def describe(sample: Sample) -> str:
+    def one(x: Any) -> str:
+        if isinstance(x, torch.Tensor):
+            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{'' if x.is_contiguous() else 'n'}"
+        if isinstance(x, (list, tuple)):
+            return "[" + ", ".join(map(one, x)) + "]"
+        return repr(x)
+
+    args = [one(a) for a in (sample.input, *sample.args)] + [f"{k}={one(v)}" for k, v in sample.kwargs.items()]
+    return f"({', '.join(args)})"
+
+
+def short(error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "torchax" in f.filename]
+    at = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+    return f"{kind}{' '.join(str(error).split())[:400]}{at}"
+
+
+def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known], strict: bool = True) -> Result:
+    """One check of one entry in one dtype, on at most ``count`` samples."""
+    name = str(dtype).removeprefix("torch.")
+    result = Result(op.formatted_name, name, check, known=find(known, op.formatted_name, name, check))
+    grad = check == "grad"
+    if grad and not (op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)):
+        return result
+    if check == "errors":
+        found, body = error_samples(op), check_errors
+    else:
+        found = [Sample(op, s.input, s.args, s.kwargs) for s in samples(op, dtype, "cpu", count, grad)]
+        body = SAMPLED[check]
+    for sample in found:
+        sample.known = result.known if strict else None
+        if sample.known is not None and sample.known.bound == "differs":
+            continue
+        try:
+            body(sample)
+            result.passed += 1
+        except Skip:
+            continue
+        except Exception as error:  # any error is this sample's fault
+            result.failed += 1
+            result.faults.append(f"{describe(sample)}: {short(error)}")
+            result.error = result.error or result.faults[0]
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", default="", help="op_db names, globs allowed (default: all)")
+    parser.add_argument("--dtypes", default="float32")
+    parser.add_argument("--checks", default="forward,grad", help=", ".join([*SAMPLED, "errors"]))
+    parser.add_argument("--max-samples", type=int, default=5)
+    parser.add_argument("--part", default="", help="i/n: the i-th of n parts of the entries")
+    parser.add_argument("--log", default="", help="append failures to this file, a JSON object a line")
+    parser.add_argument("-v", action="store_true", help="every failure, and a line for what passes")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    import torchax  # noqa: F401  registers the device
+
+    known = load()
+    split = lambda text: [t for t in text.split(",") if t]  # noqa: E731
+    ops = list(entries(split(options.ops)))
+    if options.part:
+        i, n = map(int, options.part.split("/"))
+        ops = ops[i::n]
+    passed, failed, kinds = 0, 0, collections.Counter()
+    for op in ops:
+        for dtype in (getattr(torch, t) for t in split(options.dtypes)):
+            if dtype not in op.supported_dtypes("cpu"):
+                continue
+            for check in split(options.checks):
+                result = run(op, dtype, check, options.max_samples, known)
+                passed, failed = passed + result.passed, failed + result.failed
+                if result.failed:
+                    print(f"FAIL {result.op} {result.dtype} {check} {result.failed}/{result.failed + result.passed}")
+                    print("\n".join(f"     {f}" for f in (result.faults if options.v else [result.error])), flush=True)
+                    kinds[re.sub(r"\d[\d.e+-]*", "#", result.error.partition("): ")[2])[:120]] += 1
+                    if options.log:
+                        row = {k: v for k, v in vars(result).items() if k != "known"}
+                        with open(options.log, "a") as log:
+                            log.write(json.dumps(row) + "\n")
+                elif options.v and result.passed:
+                    print(f"ok   {result.op} {result.dtype} {check} {result.passed}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    for kind, n in kinds.most_common(20):
+        print(f"{n:5d}  {kind}")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
