@@ -2,3 +2,4 @@
 # ruff: noqa: F403
 
 from torchax_ops.nn.convolution import *
+from torchax_ops.nn.normalization import *

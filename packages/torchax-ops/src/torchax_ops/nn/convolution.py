@@ -162,7 +162,7 @@ def _weight_gradient_by_tap(grad, x, kernel, stride, pads, dilation, groups):
 
 @register("convolution", "convolution_overrideable")
 def convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
-    """Cross-correlate ``input (N, C, *spatial)`` with ``weight (O, C / groups, *kernel)``, or the transpose of that map.
+    """Cross-correlate ``input (N, C, *spatial)`` with ``weight (O, C / groups, *kernel)``, or transpose that map.
 
     ``transposed=True`` takes ``weight (C, O / groups, *kernel)`` and enlarges the result by ``output_padding``. Result:
     ``(N, O, *out)`` in the dtype of ``input``; integers and complex numbers too.
