@@ -355,7 +355,7 @@ class Functional:
         try:
             if self.op.check is not None and not call.traced:
                 self.check(args, kwargs)
-            if call.traced or narrow_storage or self.op.eager:
+            if call.traced or narrow_storage or (self.op.eager and self.runs_eagerly(args, kwargs)):
                 return self.invoke_specially(call, len(args), args, kwargs)
             if self.op.key:
                 return self.draw(call, len(args)), None
@@ -373,7 +373,7 @@ class Functional:
         """Under a trace, in performance mode, and for results whose shape depends on values."""
         narrow = narrow_storage or not (jax.config.jax_enable_x64 or not call.traced)
         key = (n, *call.key)
-        if self.op.eager:
+        if self.op.eager and self.runs_eagerly(args, kwargs):
             with jax.enable_x64(not narrow):
                 return _strong(_call(self.op, Decoder(tuple(call.key), n, call.arrays), None)), None
         dtypes = self.wide_dtypes(key, call, args, kwargs) if narrow else None
@@ -412,6 +412,12 @@ class Functional:
 
         fn.__name__ = fn.__qualname__ = self.name
         return jax.jit(fn, inline=True)
+
+    def runs_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call's result has a shape that depends on values."""
+        if not callable(self.op.eager):
+            return self.op.eager
+        return self.op.eager(*map(_concrete, args), **{k: _concrete(v) for k, v in kwargs.items()})
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.op.check is not None
@@ -472,9 +478,10 @@ class InPlace(Functional):
         for t in targets:
             _check_writable(t, self.func)
         boxes = {id(t._box) for t in targets}
+        if len(boxes) != len(targets) or (self.op.eager and self.runs_eagerly(args, kwargs)):
+            # A shared storage: compute all, then write each where the last one left the storage.
+            return _run_in_place(self.func, schema.functional(self.func), args, kwargs)
         call = self.encode(args, kwargs)
-        if len(boxes) != len(targets):
-            return self.one_by_one(call, args, kwargs)
         outs, _ = self.invoke(call, args, kwargs)
         fresh, arrays = outs
         for t, array in zip(targets, arrays, strict=True):
@@ -545,11 +552,6 @@ class InPlace(Functional):
             if value is not None:
                 found.extend(value if isinstance(value, list) else [value])
         return found
-
-    def one_by_one(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Targets that share a storage: compute all, then write each where the last one left the storage."""
-        source = schema.functional(self.func)
-        return _run_in_place(self.func, source, args, kwargs)
 
     def wide_dtypes(self, key: tuple[Any, ...], call: Call, args: Any, kwargs: Any) -> Any:
         return None  # what is written keeps its dtype

@@ -469,6 +469,17 @@ def is_set_to(self: Tensor, tensor: Tensor) -> bool:
     return self._box is tensor._box and view_of(self)[:2] == view_of(tensor)[:2]
 
 
+@handles(aten._has_same_storage_numel.default)
+def has_same_storage_numel(self: Tensor, other: Tensor) -> bool:
+    return self._box.nbytes * other.element_size() == other._box.nbytes * self.element_size()
+
+
+@handles(aten._new_zeros_with_same_feature_meta.default)
+def new_zeros_with_same_feature_meta(self: Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
+    shape = (*self.shape[:self_num_batch_dims], *other.shape)
+    return torch.zeros(shape, dtype=other.dtype, device=self.device)  # type: ignore[return-value]
+
+
 # --- pinning and streams: nothing to do here --------------------------------------------------------------------------
 
 

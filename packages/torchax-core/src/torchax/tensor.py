@@ -251,8 +251,10 @@ class Tensor(torch.Tensor):
         from torch._tensor_str import _tensor_str
 
         text = _str_intern(self, tensor_contents=_tensor_str(values, len("tensor(")) if values.numel() else "[]")
+        if text.startswith("Parameter("):
+            text = text[len("Parameter(") : -1]
         text = text.replace(f"{type(self).__name__}(", "tensor(", 1)
-        return text
+        return f"Parameter containing:\n{text}" if isinstance(self, torch.nn.Parameter) else text
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_plain"], None

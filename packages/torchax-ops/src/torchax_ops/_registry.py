@@ -22,7 +22,8 @@ class Op:
             All others may be traced: ``x * lr`` must not compile anew at each ``lr``.
         traced: ``int`` arguments that decide neither shape nor rank (a roll's shift), and so may be traced.
         key: whether ``fn`` takes a JAX PRNG ``key=`` (where the schema has ``generator``).
-        eager: whether the result's shape depends on values, so that ``fn`` runs on concrete arrays, outside ``jit``.
+        eager: whether the result's shape depends on values, so that ``fn`` runs on concrete arrays, outside ``jit``; a
+            function of the call's arguments where it depends on them (an index that is a mask).
         check: called with concrete arguments before an eager call; raises what PyTorch raises for bad *values*
             (an index out of range), which a compiled function cannot.
     """
@@ -32,7 +33,7 @@ class Op:
     static: frozenset[str]
     traced: frozenset[str]
     key: bool
-    eager: bool
+    eager: bool | Callable[..., bool]
     check: Callable[..., None] | None
 
 
@@ -43,7 +44,7 @@ def register(
     *names: str,
     static: Iterable[str] = (),
     traced: Iterable[str] = (),
-    eager: bool = False,
+    eager: bool | Callable[..., bool] = False,
     check: Callable[..., None] | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function under schema names; ``aten::`` is implied where a name has no namespace.
