@@ -45,13 +45,14 @@ def test_importing_with_no_other_torchax_is_silent(tmp_path):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("first", ["import torchax.device_module", "from torchax import device_module"])
-def test_google_torchax_installed_over_ours_says_so_too(tmp_path, first):
+@pytest.mark.parametrize("statement", ["from torchax import amp", "import torchax.amp"])
+def test_google_torchax_installed_over_ours_says_so_too(tmp_path, statement):
     _beside(tmp_path)
     merged = tmp_path / "torchax"
     shutil.copytree(_torchax_folder(), merged, ignore=shutil.ignore_patterns("__pycache__"))
-    (merged / "__init__.py").write_text(f"{first}\n__version__ = '0.0.13'\n")
-    (merged / "device_module.py").write_text("theirs = True\n")
+    (merged / "__init__.py").write_text(f"{statement}\n__version__ = '0.0.13'\n")
+    for theirs in ("amp", "device_module", "tensor"):
+        (merged / f"{theirs}.py").write_text("from torchax import amp\n")
     done = _import_with(tmp_path)
     assert done.returncode != 0
     assert "python -m pip uninstall -y torchax" in done.stderr

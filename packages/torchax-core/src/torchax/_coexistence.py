@@ -2,7 +2,7 @@
 
 Both ship ``torchax/__init__.py``, so whichever was installed last wins. Where ours won, `check` is called by it. Where
 theirs won, their ``__init__`` still imports names under which we ship a *package*, which Python prefers to their
-module of that name (``torchax.device_module``, ``torchax.interop``), and these call `check` too.
+module of that name (``torchax.amp``, ``torchax.interop``), and these call `check` too.
 """
 
 from __future__ import annotations
