@@ -3,3 +3,4 @@
 
 from torchax_ops.nn.convolution import *
 from torchax_ops.nn.normalization import *
+from torchax_ops.nn.pooling import *
