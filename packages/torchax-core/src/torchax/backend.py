@@ -75,6 +75,7 @@ def _register_kernels() -> None:
     # would else take them apart. The Python key comes first, so this kernel is never run.
     for name in ("linear",):
         library.impl(name, functools.partial(_unreachable, name), "PrivateUse1")
+    library.impl("scaled_dot_product_attention", stateful.attention, "AutogradPrivateUse1")
     library.impl("_pin_memory", _pin_memory, "CPU")
 
 

@@ -1,6 +1,6 @@
 """Debugging switches: log operators, check them against CPU PyTorch, run missing ones on CPU.
 
-While a switch is on, `torchax.tensor.run` is a function here that watches each call; off, nothing of this runs.
+While a switch is on, each plan is wrapped in a function here that watches its calls; off, nothing of this runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from torchax import dispatch, tensor, transfer
+from torchax import dispatch, transfer
 from torchax.tensor import Tensor, logger
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ def configure(config: Configuration) -> None:
     global _config
     _config = config
     watched = config.debug_print_each_op or config.debug_accuracy_for_each_op or config.debug_mixed_tensor
-    tensor.run = _watched if watched else dispatch.run
-    has_fallback = bool(dispatch.fallback)
-    if config.cpu_fallback != has_fallback:
+    if watched != bool(dispatch.watcher) or config.cpu_fallback != bool(dispatch.fallback):
+        dispatch.watcher[:] = [_watch] if watched else []
         dispatch.fallback[:] = [_cpu_fallback] if config.cpu_fallback else []
         dispatch.forget_plans()
 
@@ -46,14 +45,18 @@ def _describe(x: Any, values: bool) -> str:
     return repr(x)
 
 
-def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _watch(func: Any, plan: dispatch.Plan) -> dispatch.Plan:
+    return lambda args, kwargs: _watched(func, plan, args, kwargs)
+
+
+def _watched(func: Any, plan: dispatch.Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     config = _config
     assert config is not None
     if config.debug_mixed_tensor:
         _log_mixed(func, args, kwargs)
     expected = _on_cpu(func, args, kwargs) if config.debug_accuracy_for_each_op else None
     before = time.perf_counter()
-    out = dispatch.run(func, args, kwargs)
+    out = plan(args, kwargs)
     if config.debug_print_each_op:
         for t in tree_flatten(out)[0]:
             if isinstance(t, Tensor) and not isinstance(t._box.array, jax.core.Tracer):

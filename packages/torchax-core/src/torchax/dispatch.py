@@ -22,33 +22,40 @@ from torchax import devices, random, schema, tensor, transfer, view_ops
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
 from torchax.errors import OperatorNotFound
 from torchax.schema import GENERATOR, NUMBERS, SKIPPED, STATIC, TENSOR, TENSORS, TRACED
-from torchax.tensor import Tensor, view_of, view_on, wrap
+from torchax.tensor import Tensor, plans, view_of, view_on, wrap
 from torchax.views import ROOT, Chain
 
 Plan = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
-_plans: dict[Any, Plan] = {}
 handlers: dict[Any, Plan] = {}  # torchax.stateful's: operators that no function of arrays can be
 overrides: dict[Any, Plan] = {}  # the user's
 fallback: list[Callable[[Any], Plan | None]] = []  # torchax.debug's CPU fallback, asked last
+watcher: list[Callable[[Any, Plan], Plan]] = []  # torchax.debug's, around each plan while a switch is on
 used = False  # whether this process has run an operator on a ``jax`` tensor
 narrow_storage = False  # performance mode: 64-bit values are stored in 32 bits
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operator on ``jax`` tensors: look up its plan and call it."""
-    plan = _plans.get(func)
-    if plan is None:
-        plan = _plans[func] = build(func)
+    """Run an operator on ``jax`` tensors, as if PyTorch had dispatched it here."""
+    plan = plans.get(func) or build_plan(func)
     return plan(args, kwargs)
 
 
-tensor.run = run
+def build_plan(func: Any) -> Plan:
+    """Build an operator's plan and keep it."""
+    plan = build(func)
+    for watch in watcher:
+        plan = watch(func, plan)
+    plans[func] = plan
+    return plan
+
+
+tensor.build_plan = build_plan
 
 
 def forget_plans() -> None:
     """Build plans anew when next needed: after a registration or a change of configuration."""
-    _plans.clear()
+    plans.clear()
 
 
 def build(func: Any) -> Plan:
@@ -127,6 +134,26 @@ _DEFAULT_DTYPE = _Marker("DEFAULT_DTYPE")
 _FLOAT32 = torch.float32
 _get_default_dtype = torch.get_default_dtype
 _Tracer = jax.core.Tracer
+_array_type: type | None = None  # the class of concrete arrays, once one was seen: testing it is cheaper than isinstance
+
+# Python floats that come again are kept as device scalars, which a compiled function takes sooner. A float is kept when
+# seen twice, so that a learning rate that never repeats leaves nothing behind.
+_known_floats: dict[float, Any] = {}
+_seen_floats: set[float] = set()
+
+
+def _float(a: float) -> Any:
+    if a not in _seen_floats:
+        if len(_seen_floats) > 4096:
+            _seen_floats.clear()
+            _known_floats.clear()
+        _seen_floats.add(a)
+        return a
+    if a != a or a == 0:  # NaN is no key, and the two zeros are one
+        return a
+    with jax.enable_x64(True):
+        scalar = _known_floats[a] = jax.numpy.asarray(a)
+    return scalar
 
 
 class Call:
@@ -332,8 +359,60 @@ class Functional:
         self.encode = Encoder(func, op)
         self.compiled: dict[tuple[Any, ...], Any] = {}
         self.name = schema.schema_name(func).replace("::", "_").replace(".", "_")
+        self.positional, self.kinds = self.encode.positional, self.encode.kinds
+        self.simple = not (op.key or op.eager or op.check)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The usual call, written flat for speed: concrete arrays, static values, one tensor out. Others go to `general`."""
+        if not self.simple or narrow_storage or _get_default_dtype() is not _FLOAT32:
+            return self.general(args, kwargs)
+        arrays: list[Any] = []
+        key: list[Any] = [len(args)]
+        device = None
+        for kind, a in zip(self.positional, args, strict=False):
+            t = type(a)
+            if t is Tensor:
+                array = a._box.array
+                chain = a._chain
+                if type(array) is not _array_type or a._noncontiguous:
+                    return self.general(args, kwargs)
+                arrays.append(array)
+                key.append(chain)
+                if chain is not ROOT:
+                    arrays.extend(a._operands)
+                if device is None:
+                    device = a.device
+            elif kind == STATIC:
+                key.append(a if t is int or t is bool else _static(a))
+            elif t is float and kind != SKIPPED:
+                key.append(_NUMBER)
+                scalar = _known_floats.get(a)
+                arrays.append(_float(a) if scalar is None else scalar)
+            elif a is None:
+                key.append(None)
+            else:
+                return self.general(args, kwargs)
+        for name, a in kwargs.items():
+            if self.kinds[name] != STATIC:
+                return self.general(args, kwargs)
+            key.append(name)
+            key.append(_static(a))
+        fn = self.compiled.get(tuple(key))
+        if fn is None or device is None:
+            return self.general(args, kwargs)
+        try:
+            with jax.enable_x64(True):
+                out = fn(*arrays)
+        except Exception as e:
+            _explain(e, self.func, args, kwargs)
+            raise
+        if type(out) is _array_type:
+            return wrap(out, device)
+        results = [wrap(o, device) if o is not None else None for o in out]
+        return results if type(out) is list else tuple(results)
+
+    def general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Any call."""
         call = self.encode(args, kwargs)
         outs, dtypes = self.invoke(call, args, kwargs)
         device = call.device or devices.torch_device(0)
@@ -352,6 +431,9 @@ class Functional:
 
     def invoke(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Run the compiled function; the second result is PyTorch's dtypes where the arrays' are narrower."""
+        global _array_type
+        if _array_type is None and not call.traced and call.arrays and isinstance(call.arrays[0], jax.Array):
+            _array_type = type(call.arrays[0])
         try:
             if self.op.check is not None and not call.traced:
                 self.check(args, kwargs)

@@ -518,12 +518,31 @@ def native_batch_norm(
     return _functional(aten.native_batch_norm.default)(args, {})
 
 
-@handles(aten._fused_sdp_choice.default)
-def fused_sdp_choice(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    *, scale: float | None = None, enable_gqa: bool = False,
-) -> int:  # fmt: skip
-    return torch.nn.attention.SDPBackend.OVERRIDEABLE.value
+@handles(aten.scaled_dot_product_attention.default)
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Attention as one operator, where PyTorch would take it apart for this device.
+
+    The fused operator has a first derivative only, so transforms that may ask for more (``torch.func``, forward mode) and
+    shapes that it does not take get PyTorch's own composition.
+    """
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    plain = query.dim() == key.dim() == value.dim() == 4 and query.is_floating_point() and not enable_gqa
+    if transformed or not plain or not (query.dtype == key.dtype == value.dtype):
+        return aten._scaled_dot_product_attention_math.default(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    if attn_mask is not None:
+        if is_causal:
+            raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+        if attn_mask.dtype is torch.bool:
+            zero, minus = (torch.zeros((), dtype=query.dtype, device=query.device) + v for v in (0.0, float("-inf")))
+            attn_mask = torch.where(attn_mask, zero, minus)
+    return aten._scaled_dot_product_fused_attention_overrideable.default(
+        query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale
+    )[0]
 
 
 @handles(aten._scaled_dot_product_fused_attention_overrideable.default)

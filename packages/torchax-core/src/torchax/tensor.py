@@ -26,8 +26,10 @@ logger = logging.getLogger(__name__)
 _make = torch.Tensor._make_wrapper_subclass
 _JAX0 = torch_device(0)
 
-# Set by torchax.dispatch: it builds on this module, which builds on nothing above storages and views.
-run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+# How each operator runs; torchax.dispatch fills it in. (It builds on this module, which builds on nothing above views.)
+plans: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
+build_plan: Callable[[Any], Callable[[tuple[Any, ...], dict[str, Any]], Any]]
+_NO_KWARGS: dict[str, Any] = {}
 
 
 class Tensor(torch.Tensor):
@@ -66,7 +68,10 @@ class Tensor(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return run(func, args, kwargs or {})
+        plan = plans.get(func)
+        if plan is None:
+            plan = build_plan(func)
+        return plan(args, kwargs or _NO_KWARGS)
 
     # --- the JAX side -----------------------------------------------------------------------------------------------
 
