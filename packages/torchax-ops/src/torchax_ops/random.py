@@ -568,4 +568,31 @@ def _sample_dirichlet(self: jax.Array, *, key: jax.Array) -> jax.Array:
     return jnp.maximum(cast(x, dtype), jnp.finfo(dtype).tiny)
 
 
+def _exp_sinh_nodes() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of the exp-sinh quadrature of (0, inf): https://en.wikipedia.org/wiki/Tanh-sinh_quadrature."""
+    t, step = np.linspace(-3.5, 3.5, 99, retstep=True)
+    nodes = np.exp(math.pi / 2 * np.sinh(t))
+    return nodes, nodes * np.cosh(t) * (math.pi / 2 * step)
+
+
+@register("_dirichlet_grad")
+def _dirichlet_grad(x: jax.Array, alpha: jax.Array, total: jax.Array) -> jax.Array:
+    """``-(d cdf / d alpha) / pdf / (1 - x)`` of Beta(alpha, total - alpha) at ``x``, which is what PyTorch returns.
+
+    With ``d = digamma(alpha) - digamma(total)`` the quotient is an integral of ``d - log t`` over the beta density from
+    0 to ``x``, or minus the one from ``x`` to 1. The side away from the mean is taken, where nothing cancels.
+    """
+    shape, wide = broadcast_shapes(x.shape, alpha.shape, total.shape), canonical("float64")
+    at, a, s = (jnp.broadcast_to(cast(v, wide), shape)[..., None] for v in (x, alpha, total))
+    left = at * s <= a
+    near, power, other = jnp.where(left, at, 1 - at), jnp.where(left, a, s - a), jnp.where(left, s - a, a)
+    u, weight = (np.asarray(v, wide) for v in _exp_sinh_nodes())
+    ratio = jnp.log1p(near / (1 - near) * -np.expm1(-u))  # log of (1 - near e^-u) / (1 - near)
+    log_t = jnp.log(at) + jnp.where(left, -u, ratio)
+    mean = jax.scipy.special.digamma(a) - jax.scipy.special.digamma(s)
+    density = jnp.exp((other - 1) * ratio - power * u) * near
+    integral = jnp.sum(weight * (mean - log_t) * density, axis=-1)
+    return cast(jnp.where(left[..., 0], integral, -integral) / (1 - at[..., 0]), x.dtype)
+
+
 __all__ = exported(__name__)
