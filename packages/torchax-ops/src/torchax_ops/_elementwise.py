@@ -22,7 +22,6 @@ def elementwise(
     *names: str,
     kind: Kind = Kind.DEFAULT,
     accepts: str = "bifc",
-    error: type[RuntimeError] = NotImplementedError,
 ) -> Callable[[F], F]:
     """`promoted`, with PyTorch's errors for shapes that do not broadcast and dtypes that an operator does not have.
 
@@ -30,7 +29,9 @@ def elementwise(
         names: the arguments that promote and broadcast together; ``None`` is skipped.
         kind: the promotion rule.
         accepts: the categories that the promoted dtype may have: b(ool), i(nteger), f(loat), c(omplex).
-        error: what PyTorch raises for the other categories.
+
+    The function that results raises RuntimeError where shapes do not broadcast, and NotImplementedError (which is one)
+    for other categories.
     """
 
     def decorate(fn: F) -> F:
@@ -44,7 +45,7 @@ def elementwise(
             if accepts != "bifc":
                 dtype = result_type(*values)
                 if "bifc"[category(dtype)] not in accepts:
-                    raise error(f'"{fn.__name__}" not implemented for {dtype.name}')
+                    raise NotImplementedError(f'"{fn.__name__}" not implemented for {dtype.name}')
             if len(values) > 1:
                 broadcast_shapes(*(jnp.shape(v) for v in values))
             return compute(*args, **kwargs)
@@ -59,7 +60,6 @@ def unary(
     *names: str,
     kind: Kind = Kind.DEFAULT,
     accepts: str = "bifc",
-    error: type[RuntimeError] = NotImplementedError,
 ) -> Callable[[ArrayLike], jax.Array]:
     """Register ``fn`` under schema names as an elementwise operator of one array, ``self``."""
 
@@ -68,7 +68,7 @@ def unary(
 
     op.__name__ = op.__qualname__ = names[0]
     op.__doc__ = f"``aten::{names[0]}``, elementwise. {_RESULT[kind]}"
-    return register(*names)(elementwise("self", kind=kind, accepts=accepts, error=error)(op))
+    return register(*names)(elementwise("self", kind=kind, accepts=accepts)(op))
 
 
 def binary(
@@ -76,7 +76,6 @@ def binary(
     *names: str,
     kind: Kind = Kind.DEFAULT,
     accepts: str = "bifc",
-    error: type[RuntimeError] = NotImplementedError,
 ) -> Callable[[ArrayLike, ArrayLike], jax.Array]:
     """Register ``fn`` under schema names as an elementwise operator of ``self`` and ``other``, arrays or numbers."""
 
@@ -85,7 +84,18 @@ def binary(
 
     op.__name__ = op.__qualname__ = names[0].partition(".")[0]
     op.__doc__ = f"``aten::{op.__name__}`` of arrays or numbers that broadcast. {_RESULT[kind]}"
-    return register(*names)(elementwise("self", "other", kind=kind, accepts=accepts, error=error)(op))
+    return register(*names)(elementwise("self", "other", kind=kind, accepts=accepts)(op))
+
+
+def with_slope(slope: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., Any]:
+    """Give a function of one real array its derivative: ``slope(x, fn(x))``."""
+
+    def decorate(fn: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        out = jax.custom_jvp(fn)
+        out.defjvps(lambda dx, y, x: dx * slope(x, y))
+        return out
+
+    return decorate
 
 
 _RESULT = {

@@ -56,14 +56,14 @@ logical_xor = _logical(jnp.logical_xor, "logical_xor")
 isnan = unary(jnp.isnan, "isnan", kind=_BOOL)
 isinf = unary(jnp.isinf, "isinf", kind=_BOOL)
 isfinite = unary(jnp.isfinite, "isfinite", kind=_BOOL)
-isposinf = unary(lambda x: x == jnp.inf, "isposinf", kind=_BOOL, accepts="bif", error=RuntimeError)
-isneginf = unary(lambda x: x == -jnp.inf, "isneginf", kind=_BOOL, accepts="bif", error=RuntimeError)
+isposinf = unary(lambda x: x == jnp.inf, "isposinf", kind=_BOOL, accepts="bif")
+isneginf = unary(lambda x: x == -jnp.inf, "isneginf", kind=_BOOL, accepts="bif")
 isreal = unary(lambda x: x.imag == 0 if is_complex(x) else jnp.ones_like(x, "bool"), "isreal", kind=_BOOL)
 
-maximum = binary(jnp.maximum, "maximum", "max.other", accepts="bif", error=RuntimeError)
-minimum = binary(jnp.minimum, "minimum", "min.other", accepts="bif", error=RuntimeError)
-fmax = binary(jnp.fmax, "fmax", accepts="bif", error=RuntimeError)
-fmin = binary(jnp.fmin, "fmin", accepts="bif", error=RuntimeError)
+maximum = binary(jnp.maximum, "maximum", "max.other", accepts="bif")
+minimum = binary(jnp.minimum, "minimum", "min.other", accepts="bif")
+fmax = binary(lambda x, y: jnp.where((x >= y) | jnp.isnan(y), x, y), "fmax", accepts="bif")
+fmin = binary(lambda x, y: jnp.where((x <= y) | jnp.isnan(y), x, y), "fmin", accepts="bif")
 
 
 @register("equal")
@@ -95,9 +95,10 @@ def _heaviside(self: ArrayLike, values: ArrayLike) -> jax.Array:
 
 @elementwise("self", "min", "max", accepts="bif")
 def _clamp(self: ArrayLike, min: ArrayLike | None, max: ArrayLike | None) -> jax.Array:
+    """The gradient goes to ``self`` where it equals a bound; `jnp.maximum` would halve it."""
     if min is not None:
-        self = jnp.maximum(self, min)
-    return self if max is None else jnp.minimum(self, max)
+        self = jnp.where((self < min) | jnp.isnan(min), min, self)
+    return self if max is None else jnp.where((self > max) | jnp.isnan(max), max, self)
 
 
 @register("clamp", "clamp.Tensor", "clip", "clip.Tensor")

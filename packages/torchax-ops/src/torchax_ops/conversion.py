@@ -5,6 +5,7 @@ Source: https://docs.pytorch.org/docs/stable/torch.html#creation-ops
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import jax
@@ -49,19 +50,28 @@ def copy(self: ArrayLike, src: ArrayLike, non_blocking: bool = False) -> jax.Arr
     return jnp.broadcast_to(_convert(src, dtype_of(self)), shape)
 
 
-@register("fill.Scalar", "fill.Tensor")
+@register("zero")
+def zero(self: ArrayLike) -> jax.Array:
+    """Zeros of the shape and dtype of ``self``."""
+    return jnp.zeros(jnp.shape(self), dtype_of(self))
+
+
+def _check_fill(self: ArrayLike, value: ArrayLike) -> None:
+    if isinstance(value, builtins.complex) and value.imag and not is_complex(self):
+        raise RuntimeError(f"fill: value {value} cannot be converted to {dtype_of(self).name} without overflow")
+
+
+@register("fill.Scalar", "fill.Tensor", check=_check_fill)
 def fill(self: ArrayLike, value: ArrayLike) -> jax.Array:
     """An array as ``self`` with every element ``value``, a number or a 0-d array.
 
     Raises:
-        RuntimeError: ``value`` has dimensions, or is complex while ``self`` is not.
+        RuntimeError: ``value`` has dimensions, or is a complex number while ``self`` is real (eager calls).
     """
     if jnp.ndim(value):
         raise RuntimeError(
             f"fill only supports 0-dimension value tensor but got tensor with {jnp.ndim(value)} dimensions."
         )
-    if is_complex(value) and not is_complex(self):
-        raise RuntimeError(f"fill: a complex value cannot be converted to {dtype_of(self).name}")
     return jnp.broadcast_to(_convert(value, dtype_of(self)), jnp.shape(self))
 
 
@@ -116,6 +126,6 @@ def imag(self: ArrayLike) -> jax.Array:
 
 conj = unary(jnp.conj, "conj", "_conj", "_conj_physical", "conj_physical", "_conj_copy")
 resolve_conj = unary(lambda x: x, "resolve_conj", "resolve_neg")
-_neg_view = unary(jnp.negative, "_neg_view", "_neg_view_copy", accepts="ifc", error=RuntimeError)
+_neg_view = unary(jnp.negative, "_neg_view", "_neg_view_copy", accepts="ifc")
 
 __all__ = exported(__name__)

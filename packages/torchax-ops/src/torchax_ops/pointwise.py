@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,18 +15,45 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ._elementwise import ArrayLike, binary, elementwise, unary
+from ._elementwise import ArrayLike, binary, elementwise, unary, with_slope
 from ._promotion import Kind, cast, category, dtype_of, is_bool, is_complex, is_floating, is_integer, result_type
 from ._registry import exported, register
+from ._shapes import broadcast_shapes
 
 _FLOATS = Kind.INT_TO_FLOAT
 
-# --- exponentials, trigonometry: exact twins ---------------------------------------------------------------------
 
-acos = unary(jnp.arccos, "acos", "arccos", kind=_FLOATS)
-acosh = unary(jnp.arccosh, "acosh", "arccosh", kind=_FLOATS)
-asin = unary(jnp.arcsin, "asin", "arcsin", kind=_FLOATS)
-asinh = unary(jnp.arcsinh, "asinh", "arcsinh", kind=_FLOATS)
+def _sided(
+    fn: Callable[[jax.Array], jax.Array],
+    side: Callable[[jax.Array, jax.Array], jax.Array],
+    slope: Callable[[jax.Array, jax.Array], jax.Array],
+) -> Callable[[jax.Array], jax.Array]:
+    """``fn`` with the side of its branch cut that the sign of a zero chooses, as in C99; XLA ignores the sign.
+
+    ``side(y, z)`` puts ``y = fn(z)`` on that side, ``slope(z, y)`` is the derivative.
+    """
+    of_complex = with_slope(slope)(lambda z: side(fn(z), z))
+    return lambda x: of_complex(x) if is_complex(x) else fn(x)
+
+
+def _imag_as(sign: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return lambda y, z: lax.complex(y.real, jnp.copysign(y.imag, sign * z.imag))
+
+
+def _real_as(y: jax.Array, z: jax.Array) -> jax.Array:
+    return lax.complex(jnp.copysign(y.real, z.real), y.imag)
+
+
+_sqrt = _sided(jnp.sqrt, _imag_as(1.0), lambda z, y: 0.5 / y)
+
+# --- exponentials, trigonometry ---------------------------------------------------------------------
+
+acos = unary(_sided(jnp.arccos, _imag_as(-1.0), lambda z, y: -1 / _sqrt(1 - z * z)), "acos", "arccos", kind=_FLOATS)
+acosh = unary(
+    _sided(jnp.arccosh, _imag_as(1.0), lambda z, y: 1 / (_sqrt(z - 1) * _sqrt(z + 1))), "acosh", "arccosh", kind=_FLOATS
+)
+asin = unary(_sided(jnp.arcsin, _imag_as(1.0), lambda z, y: 1 / _sqrt(1 - z * z)), "asin", "arcsin", kind=_FLOATS)
+asinh = unary(_sided(jnp.arcsinh, _real_as, lambda z, y: 1 / _sqrt(1 + z * z)), "asinh", "arcsinh", kind=_FLOATS)
 atan = unary(jnp.arctan, "atan", "arctan", kind=_FLOATS)
 atanh = unary(jnp.arctanh, "atanh", "arctanh", kind=_FLOATS)
 cos = unary(jnp.cos, "cos", kind=_FLOATS)
@@ -39,25 +67,50 @@ log1p = unary(jnp.log1p, "log1p", "special_log1p", kind=_FLOATS)
 log2 = unary(jnp.log2, "log2", kind=_FLOATS)
 sin = unary(jnp.sin, "sin", kind=_FLOATS)
 sinh = unary(jnp.sinh, "sinh", kind=_FLOATS)
-sqrt = unary(jnp.sqrt, "sqrt", kind=_FLOATS)
+sqrt = unary(_sqrt, "sqrt", kind=_FLOATS)
 tan = unary(jnp.tan, "tan", kind=_FLOATS)
 tanh = unary(jnp.tanh, "tanh", kind=_FLOATS)
 reciprocal = unary(lambda x: 1 / x, "reciprocal", kind=_FLOATS)
 rsqrt = unary(lax.rsqrt, "rsqrt", kind=_FLOATS)
-deg2rad = unary(lambda x: x * (math.pi / 180), "deg2rad", kind=_FLOATS, accepts="bif", error=RuntimeError)
-rad2deg = unary(lambda x: x * (180 / math.pi), "rad2deg", kind=_FLOATS, accepts="bif", error=RuntimeError)
+deg2rad = unary(lambda x: x * (math.pi / 180), "deg2rad", kind=_FLOATS, accepts="bif")
+rad2deg = unary(lambda x: x * (180 / math.pi), "rad2deg", kind=_FLOATS, accepts="bif")
 
-atan2 = binary(jnp.arctan2, "atan2", "arctan2", kind=_FLOATS, accepts="bif")
+
+@jax.custom_jvp
+def _atan2(y: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.arctan2(y, x)
+
+
+def _inverse_square(y: jax.Array, x: jax.Array) -> jax.Array:
+    square = x * x + y * y
+    return jnp.where(square == 0, 0, 1 / jnp.where(square == 0, 1, square))
+
+
+_atan2.defjvps(
+    lambda dy, _, y, x: dy * x * _inverse_square(y, x),
+    lambda dx, _, y, x: -dx * y * _inverse_square(y, x),
+)
+atan2 = binary(_atan2, "atan2", "arctan2", kind=_FLOATS, accepts="bif")
 hypot = binary(jnp.hypot, "hypot", accepts="f")
 copysign = binary(jnp.copysign, "copysign.Tensor", "copysign.Scalar", kind=_FLOATS, accepts="bif")
-logaddexp2 = binary(jnp.logaddexp2, "logaddexp2", accepts="f")
+
+
+def _log_of_sum(fn: Callable[..., jax.Array], power: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`jnp.logaddexp` or `jnp.logaddexp2` with a derivative that is right for infinities."""
+    fn = jax.custom_jvp(fn)
+    fn.defjvps(lambda dx, _, x, y: dx / (1 + power(y - x)), lambda dy, _, x, y: dy / (1 + power(x - y)))
+    return fn
+
+
+_logaddexp_of_real = _log_of_sum(lambda x, y: jnp.logaddexp(x, y), jnp.exp)
+logaddexp2 = binary(_log_of_sum(lambda x, y: jnp.logaddexp2(x, y), jnp.exp2), "logaddexp2", accepts="f")
 
 
 def _logaddexp(x: jax.Array, y: jax.Array) -> jax.Array:
     """Of complex numbers: from the one with the larger real part, so that the imaginary part is not wrapped."""
     if not is_complex(x):
-        return jnp.logaddexp(x, y)
-    x_first = (x.real > y.real) | jnp.isnan(x.real)
+        return _logaddexp_of_real(x, y)
+    x_first = (x.real >= y.real) | jnp.isnan(x.real)
     high, low = jnp.where(x_first, x, y), jnp.where(x_first, y, x)
     both_infinite = (high.real == low.real) & jnp.isinf(high.real)
     step = jnp.where(both_infinite, 0, low - high)
@@ -85,9 +138,21 @@ def _integers_as_they_are(fn: Any) -> Any:
     return lambda x: fn(x) if is_floating(x) else x
 
 
-abs = unary(jnp.abs, "abs", "absolute", kind=Kind.COMPLEX_TO_FLOAT, accepts="ifc")
-neg = unary(jnp.negative, "neg", "negative", accepts="ifc", error=RuntimeError)
-positive = unary(jnp.positive, "positive", accepts="ifc", error=RuntimeError)
+@with_slope(lambda x, y: _sgn(x))
+def _abs_of_real(x: jax.Array) -> jax.Array:
+    """With slope 0 at 0, where JAX has 1."""
+    return jnp.abs(x)
+
+
+abs = unary(
+    lambda x: jnp.abs(x) if is_complex(x) else _abs_of_real(x),
+    "abs",
+    "absolute",
+    kind=Kind.COMPLEX_TO_FLOAT,
+    accepts="ifc",
+)
+neg = unary(jnp.negative, "neg", "negative", accepts="ifc")
+positive = unary(jnp.positive, "positive", accepts="ifc")
 square = unary(lambda x: x * x, "square", kind=Kind.BOOL_TO_LONG)
 sgn = unary(_sgn, "sgn")
 sign = unary(_sgn, "sign", accepts="bif")
@@ -117,7 +182,7 @@ def round_decimals(self: ArrayLike, *, decimals: int = 0) -> jax.Array:
     return jnp.round(self * scale) / scale if decimals > 0 else jnp.round(self / scale) * scale
 
 
-_angle_complex = elementwise("z", kind=Kind.COMPLEX_TO_FLOAT)(lambda z: jnp.arctan2(z.imag, z.real))
+_angle_complex = elementwise("z", kind=Kind.COMPLEX_TO_FLOAT)(lambda z: _atan2(z.imag, z.real))
 _angle_real = elementwise("x", kind=_FLOATS)(
     lambda x: jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.full_like(x, math.pi), 0))
 )
@@ -238,16 +303,6 @@ def rsub(self: ArrayLike, other: ArrayLike, *, alpha: Any = 1) -> jax.Array:
 def rsub_scalar(self: ArrayLike, other: ArrayLike, alpha: Any = 1) -> jax.Array:
     """`rsub`, with ``alpha`` also by position."""
     return sub(other, self, alpha=alpha)
-
-
-@register("_add_relu.Tensor")
-def _add_relu(self: ArrayLike, other: ArrayLike, *, alpha: Any = 1) -> jax.Array:
-    return jnp.maximum(_add(self, other, alpha), 0)
-
-
-@register("_add_relu.Scalar")
-def _add_relu_scalar(self: ArrayLike, other: ArrayLike, alpha: Any = 1) -> jax.Array:
-    return jnp.maximum(_add(self, other, alpha), 0)
 
 
 mul = binary(jnp.multiply, "mul.Tensor", "mul.Scalar", "multiply.Tensor", "multiply.Scalar")
@@ -408,6 +463,20 @@ def _check_pow(self: ArrayLike, exponent: ArrayLike) -> None:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
 
 
+@jax.custom_jvp
+def _power(x: jax.Array, y: jax.Array) -> jax.Array:
+    power = jnp.power(x, y)
+    return jnp.where((x == 0) & (y.real > 0), 0, power) if is_complex(x) else power
+
+
+def _power_by_exponent(dy: jax.Array, power: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    flat = (x == 0) & (y.real >= 0)
+    return dy * jnp.where(flat, 0, power * jnp.log(jnp.where(flat, 1, x)))
+
+
+_power.defjvps(lambda dx, _, x, y: dx * jnp.where(y == 0, 0, y * _power(x, y - 1)), _power_by_exponent)
+
+
 @register("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar", check=_check_pow)
 @elementwise("self", "exponent", accepts="ifc")
 def pow(self: ArrayLike, exponent: ArrayLike) -> jax.Array:
@@ -419,7 +488,7 @@ def pow(self: ArrayLike, exponent: ArrayLike) -> jax.Array:
         RuntimeError: an array of integers to a negative number (eager calls).
     """
     if not is_integer(self):
-        return jnp.power(self, exponent)
+        return _power(self, exponent)
     if exponent.dtype.kind == "u":
         return jnp.power(self, exponent)
     power = jnp.power(self, jnp.where(exponent < 0, exponent & 1, exponent))
@@ -430,7 +499,7 @@ def pow(self: ArrayLike, exponent: ArrayLike) -> jax.Array:
 def float_power(self: ArrayLike, exponent: ArrayLike) -> jax.Array:
     """`pow` in float64, or complex128 where an argument is complex."""
     dtype = "complex128" if is_complex(self) or is_complex(exponent) else "float64"
-    return jnp.power(cast(self, dtype), cast(exponent, dtype))
+    return _power(cast(self, dtype), cast(exponent, dtype))
 
 
 @jax.custom_jvp
@@ -438,14 +507,23 @@ def _nextafter(x: jax.Array, towards: jax.Array) -> jax.Array:
     return jnp.nextafter(x, towards)
 
 
-_nextafter.defjvps(lambda dx, y, x, towards: jnp.broadcast_to(dx, y.shape), None)
+_nextafter.defjvps(lambda dx, _, x, towards: jnp.where(x == towards, 0, dx), None)
 nextafter = binary(_nextafter, "nextafter", kind=Kind.NO_OPMATH, accepts="f")
 
 
 @register("ldexp.Tensor")
 def ldexp(self: ArrayLike, other: ArrayLike) -> jax.Array:
-    """``self * 2 ** other``; the dtype of `mul`, bool and integers give the default float."""
-    return mul(self, exp2(other))
+    """``self * 2 ** other``, in the dtype of ``self`` where it is floating and ``other`` integral, else of `mul`."""
+    if not (is_floating(self) and is_integer(other)):
+        return mul(self, exp2(other))
+    return _ldexp(self, other)
+
+
+@elementwise("self")
+def _ldexp(self: ArrayLike, other: ArrayLike) -> jax.Array:
+    broadcast_shapes(jnp.shape(self), jnp.shape(other))
+    half = jnp.asarray(other) // 2  # in two steps, so that 2 ** other does not overflow before the product does
+    return self * jnp.exp2(half.astype(self.dtype)) * jnp.exp2((other - half).astype(self.dtype))
 
 
 @register("frexp.Tensor")

@@ -16,22 +16,11 @@ from jax import lax
 from jax.scipy import special as jsp
 
 from . import _special_tables as _tables
-from ._elementwise import ArrayLike, binary, elementwise, unary
+from ._elementwise import ArrayLike, binary, elementwise, unary, with_slope
 from ._promotion import Kind, cast, is_complex
 from ._registry import exported, register
 
 _FLOATS = Kind.INT_TO_FLOAT
-
-
-def _with_slope(slope: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., Any]:
-    """Give a function of one array its derivative: ``slope(x, fn(x))``."""
-
-    def decorate(fn: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-        out = jax.custom_jvp(fn)
-        out.defjvps(lambda dx, y, x: dx * slope(x, y))
-        return out
-
-    return decorate
 
 
 def _chebyshev(coefficients: Sequence[float], t: jax.Array) -> jax.Array:
@@ -54,11 +43,9 @@ erf = unary(lax.erf, "erf", "special_erf", kind=_FLOATS, accepts="bif")
 erfc = unary(lax.erfc, "erfc", "special_erfc", kind=_FLOATS, accepts="bif")
 erfinv = unary(lax.erf_inv, "erfinv", "special_erfinv", kind=_FLOATS, accepts="bif")
 special_ndtr = unary(jsp.ndtr, "special_ndtr", kind=_FLOATS, accepts="bif")
-special_ndtri = unary(jsp.ndtri, "special_ndtri", kind=_FLOATS, accepts="bif")
-special_log_ndtr = unary(jsp.log_ndtr, "special_log_ndtr", kind=_FLOATS, accepts="bif")
 
 
-@_with_slope(lambda x, y: 2 * x * y - 2 / math.sqrt(math.pi))
+@with_slope(lambda x, y: 2 * x * y - 2 / math.sqrt(math.pi))
 def _erfcx(x: jax.Array) -> jax.Array:
     """``exp(x * x) * erfc(x)``. Source: https://doi.org/10.1090/S0025-5718-1981-0595058-X (the mapping)."""
     size = jnp.abs(x)
@@ -67,7 +54,24 @@ def _erfcx(x: jax.Array) -> jax.Array:
     return jnp.where(x < 0, 2 * jnp.exp(x * x) - right, right)
 
 
+@with_slope(lambda x, y: math.sqrt(2 * math.pi) * jnp.exp(y * y / 2))
+def _ndtri(x: jax.Array) -> jax.Array:
+    return jsp.ndtri(x)
+
+
+@with_slope(lambda x, y: math.sqrt(2 / math.pi) / _erfcx(-math.sqrt(0.5) * x))
+def _log_ndtr(x: jax.Array) -> jax.Array:
+    return jsp.log_ndtr(x)
+
+
+special_ndtri = unary(_ndtri, "special_ndtri", kind=_FLOATS, accepts="bif")
+special_log_ndtr = unary(_log_ndtr, "special_log_ndtr", kind=_FLOATS, accepts="bif")
 special_erfcx = unary(_erfcx, "special_erfcx", kind=_FLOATS, accepts="bif")
+
+
+@with_slope(lambda x, y: jnp.where((x < 0) | (x > 1), jnp.nan, 1 / (x * (1 - x))))
+def _logit(x: jax.Array) -> jax.Array:
+    return jnp.log(x / (1 - x))
 
 
 @register("logit", "special_logit")
@@ -76,8 +80,8 @@ def logit(self: ArrayLike, eps: float | None = None) -> jax.Array:
     """``log(self / (1 - self))``, with ``self`` first clamped to ``[eps, 1 - eps]`` where ``eps`` is given."""
     if eps is not None:
         eps = cast(eps, self.dtype)
-        self = jnp.minimum(jnp.maximum(self, eps), 1 - eps)
-    return jnp.log(self / (1 - self))
+        self = jnp.where(self < eps, eps, jnp.where(self > 1 - eps, 1 - eps, self))
+    return _logit(self)
 
 
 @register("logit_backward")
@@ -107,7 +111,7 @@ def _trigamma(x: jax.Array) -> jax.Array:
     return jnp.where(reflected, (math.pi / s) ** 2 - total, total)
 
 
-@_with_slope(lambda x, y: _trigamma(x))
+@with_slope(lambda x, y: _trigamma(x))
 def _digamma(x: jax.Array) -> jax.Array:
     """At the poles: ``-copysign(inf, x)`` at 0, NaN at the negative integers."""
     at_pole = (x < 0) & (x == jnp.floor(x))
@@ -116,7 +120,7 @@ def _digamma(x: jax.Array) -> jax.Array:
     return jnp.where(at_pole, jnp.nan, y)
 
 
-@_with_slope(lambda x, y: _digamma(x))
+@with_slope(lambda x, y: _digamma(x))
 def _lgamma(x: jax.Array) -> jax.Array:
     return lax.lgamma(x)
 
@@ -260,11 +264,10 @@ def _incomplete_gamma(fn: Callable[..., jax.Array], at_zero: float) -> Callable[
         a, x = jnp.broadcast_arrays(a, x)
         inside = (a > 0) & (x > 0) & (a < jnp.inf) & (x < jnp.inf)
         y = fn(jnp.where(inside, a, 1), jnp.where(inside, x, 1))
-        edge = jnp.where((x == 0) | jnp.isinf(a), at_zero, 1 - at_zero)
-        edge = jnp.where(((a == 0) & (x == 0)) | (jnp.isinf(a) & jnp.isinf(x)), jnp.nan, edge)
-        nan = (a < 0) | (x < 0) | jnp.isnan(a) | jnp.isnan(x)
-        edge = jnp.where((a == 0) & (x > 0), 1 - at_zero, edge)
-        return jnp.where(nan, jnp.nan, jnp.where(inside, y, edge.astype(y.dtype)))
+        low, high = jnp.full_like(y, at_zero), jnp.full_like(y, 1 - at_zero)
+        undefined = (a < 0) | (x < 0) | ((a == 0) & ~(x > 0)) | (jnp.isinf(a) & jnp.isinf(x))
+        edges = [inside, undefined, a == 0, (x == 0) | jnp.isinf(a), jnp.isinf(x)]
+        return jnp.select(edges, [y, jnp.full_like(y, jnp.nan), high, low, high], jnp.nan)
 
     return op
 
@@ -309,12 +312,12 @@ sinc = unary(jnp.sinc, "sinc", "special_sinc", kind=_FLOATS)
 # --- modified Bessel functions -------------------------------------------------------------------------------------
 
 
-@_with_slope(lambda x, y: _i1(x))
+@with_slope(lambda x, y: _i1(x))
 def _i0(x: jax.Array) -> jax.Array:
     return lax.bessel_i0e(x) * jnp.exp(jnp.abs(x))
 
 
-@_with_slope(lambda x, y: _i0(x) - jnp.where(x == 0, 0.5, y / jnp.where(x == 0, 1, x)))
+@with_slope(lambda x, y: _i0(x) - jnp.where(x == 0, 0.5, y / jnp.where(x == 0, 1, x)))
 def _i1(x: jax.Array) -> jax.Array:
     return lax.bessel_i1e(x) * jnp.exp(jnp.abs(x))
 

@@ -37,10 +37,17 @@ def _require_floating(name: str, x: ArrayLike) -> jax.Array:
 
 # --- rectifiers --------------------------------------------------------------------------------------------------
 
-relu = unary(lambda x: jnp.maximum(x, 0), "relu", accepts="if", error=RuntimeError)
-relu6 = unary(lambda x: jnp.clip(x, 0, 6), "relu6", accepts="if", error=RuntimeError)
-hardsigmoid = unary(lambda x: jnp.clip(x + 3, 0, 6) / 6, "hardsigmoid", accepts="f")
-hardswish = unary(lambda x: x * jnp.clip(x + 3, 0, 6) / 6, "hardswish", accepts="f")
+
+def _clip(x: jax.Array, low: Any, high: Any) -> jax.Array:
+    """``x`` in ``[low, high]``, NaN kept. The gradient at a bound is 0; `jnp.clip` would give one half."""
+    x = jnp.where(x <= low, low, x)
+    return jnp.where(x >= high, high, x)
+
+
+relu = unary(lambda x: jnp.where(x <= 0, 0, x), "relu", accepts="if")
+relu6 = unary(lambda x: _clip(x, 0, 6), "relu6", accepts="if")
+hardsigmoid = unary(lambda x: _clip(x + 3, 0, 6) / 6, "hardsigmoid", accepts="f")
+hardswish = unary(lambda x: x * _clip(x + 3, 0, 6) / 6, "hardswish", accepts="f")
 
 
 @register("hardsigmoid_backward")
@@ -82,7 +89,7 @@ def hardtanh(self: ArrayLike, min_val: Any = -1, max_val: Any = 1) -> jax.Array:
     """
     if self.dtype.kind == "u":
         raise RuntimeError("Cannot do hardtanh on an unsigned type with negative limits")
-    return jnp.minimum(jnp.maximum(self, _number(min_val, self)), _number(max_val, self))
+    return _clip(self, _number(min_val, self), _number(max_val, self))
 
 
 @register("hardtanh_backward")
@@ -107,6 +114,23 @@ def leaky_relu_backward(
 ) -> jax.Array:
     """The gradient of `leaky_relu`; the sign of ``self`` is that of the result too."""
     return jnp.where(self > 0, grad_output, grad_output * _number(negative_slope, self))
+
+
+@register("prelu")
+def prelu(self: ArrayLike, weight: ArrayLike) -> jax.Array:
+    """``self`` where it is positive, else ``weight * self``; ``weight`` has one element, or one per channel (dim 1).
+
+    Raises:
+        RuntimeError: the sizes or dtypes do not match.
+    """
+    channels = jnp.shape(self)[1] if jnp.ndim(self) > 1 else 1
+    if jnp.size(weight) not in (1, channels):
+        raise RuntimeError(
+            "prelu: Mismatch of parameter numbers and input channel size. "
+            f"Found parameter numbers = {jnp.size(weight)} and channel size = {channels}."
+        )
+    shape = [-1 if d == 1 else 1 for d in range(max(jnp.ndim(self), 1))] if jnp.ndim(self) > 1 else [1] * jnp.ndim(self)
+    return _prelu_kernel(self, jnp.reshape(weight, shape))
 
 
 @register("_prelu_kernel")
@@ -197,7 +221,7 @@ def _require_key(name: str, key: jax.Array | None) -> jax.Array:
 def elu(self: ArrayLike, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> jax.Array:
     """``scale * self`` where it is positive, else ``scale * alpha * expm1(input_scale * self)``."""
     alpha, scale, input_scale = (_number(s, self) for s in (alpha, scale, input_scale))
-    negative = jnp.minimum(self, 0)
+    negative = jnp.where(self > 0, 0, self)
     return jnp.where(self > 0, self * scale, jnp.expm1(negative * input_scale) * (alpha * scale))
 
 
@@ -234,8 +258,16 @@ def celu(self: ArrayLike, alpha: Any = 1.0) -> jax.Array:
     return elu(self, alpha, 1, 1 / cast(alpha, opmath(dtype_of(self)) if is_floating(self) else "float32"))
 
 
-_log_sigmoid = elementwise("x", accepts="f")(lambda x: jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x))))
+_log_sigmoid = elementwise("x", accepts="f")(
+    lambda x: jnp.where(x > 0, 0, x) - jnp.log1p(jnp.exp(jnp.where(x > 0, -x, x)))
+)
 _exp_minus_abs = elementwise("x", accepts="f")(lambda x: jnp.exp(-jnp.abs(x)))
+
+
+@register("log_sigmoid")
+def log_sigmoid(self: ArrayLike) -> jax.Array:
+    """``log(sigmoid(self))``, computed without overflow."""
+    return _log_sigmoid(self)
 
 
 @register("log_sigmoid_forward")
@@ -269,12 +301,16 @@ def softplus_backward(grad_output: ArrayLike, self: ArrayLike, beta: Any, thresh
     return jnp.where(scaled > _number(threshold, self), grad_output, grad_output * jax.nn.sigmoid(scaled))
 
 
+def _sigmoid(x: jax.Array) -> jax.Array:
+    return 1 / (1 + jnp.exp(-x)) if is_complex(x) else lax.logistic(x)
+
+
 def _silu_slope(x: jax.Array) -> jax.Array:
-    s = 1 / (1 + jnp.exp(-x)) if is_complex(x) else jax.nn.sigmoid(x)
+    s = _sigmoid(x)
     return s * (1 + x * (1 - s))
 
 
-silu = unary(lambda x: x / (1 + jnp.exp(-x)), "silu", accepts="fc")
+silu = unary(lambda x: x * _sigmoid(x), "silu", accepts="fc")
 mish = unary(lambda x: x * jnp.tanh(jax.nn.softplus(x)), "mish", accepts="f")
 
 
@@ -492,6 +528,23 @@ def _log_softmax(self: ArrayLike, dim: int, half_to_float: bool) -> jax.Array:
     return _over_dim("log_softmax", _log_softmax_in, self, dim, half_to_float)
 
 
+@register("softmax.int", "special_softmax")
+def softmax(self: ArrayLike, dim: int, dtype: Any = None) -> jax.Array:
+    """The exponentials of ``self``, scaled so that they sum to 1 along ``dim``; ``self`` first converted to ``dtype``.
+
+    Raises:
+        NotImplementedError: there are no floats.
+        IndexError: ``dim`` is out of range.
+    """
+    return _softmax(self if dtype is None else cast(self, dtype), dim, False)
+
+
+@register("log_softmax.int")
+def log_softmax(self: ArrayLike, dim: int, dtype: Any = None) -> jax.Array:
+    """The logarithm of `softmax`, computed without overflow."""
+    return _log_softmax(self if dtype is None else cast(self, dtype), dim, False)
+
+
 @register("_safe_softmax")
 def _safe_softmax(self: ArrayLike, dim: int, dtype: Any = None) -> jax.Array:
     """Softmax, with 0 where a whole row is ``-inf``."""
@@ -545,7 +598,7 @@ def _masked_softmax(
     self: ArrayLike, mask: ArrayLike, dim: int | None = None, mask_type: int | None = None
 ) -> jax.Array:
     """Softmax over ``dim`` (the last) of what ``mask`` does not hide; a wholly hidden row is NaN."""
-    self = jnp.asarray(self)
+    self = _require_floating("masked_softmax", self)
     if dtype_of(mask) != np.bool_:
         raise RuntimeError("Mask should be a boolean tensor")
     hidden = _spread_mask(mask, self.shape, mask_type)
@@ -610,6 +663,12 @@ def _masked_scale(self: ArrayLike, mask: ArrayLike, scale: Any) -> jax.Array:
     self = jnp.asarray(self)
     compute = opmath(self.dtype)
     return cast(cast(self, compute) * cast(mask, compute) * cast(scale, compute), self.dtype)
+
+
+@register("dropout")
+def dropout(input: ArrayLike, p: Any, train: bool, *, key: jax.Array | None = None) -> jax.Array:
+    """The output of `native_dropout`."""
+    return native_dropout(input, p, train, key=key)[0]
 
 
 @register("_fused_dropout")
