@@ -48,7 +48,8 @@ def _is_inexact(x: jax.Array) -> bool:
 def _for_user(x: torch.Tensor) -> jax.Array:
     """The array of ``x`` as the caller's x64 setting can hold it."""
     array = to_array(x)
-    narrow = None if jax.config.jax_enable_x64 else _NARROW.get(array.dtype.name)
+    wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    narrow = None if wide else _NARROW.get(array.dtype.name)
     if narrow is None:
         return array
     with jax.enable_x64(True):
