@@ -27,7 +27,15 @@ def operators() -> str:
     total = sum(1 for _ in torchax_ops.registered())
     lines = [f"{total} overloads, {sum(map(len, by_section.values()))} functions."]
     for name in sorted(by_section, key=_section):
-        lines += ["", f"## {_section(name)}", "", modules[name].split("\n")[0], "", "| function | operators |", "| --- | --- |"]
+        lines += [
+            "",
+            f"## {_section(name)}",
+            "",
+            modules[name].split("\n")[0],
+            "",
+            "| function | operators |",
+            "| --- | --- |",
+        ]
         rows = {fn.__name__: names for fn, names in by_section[name].items()}
         lines += [f"| `{fn}` | {', '.join(f'`{n}`' for n in sorted(rows[fn]))} |" for fn in sorted(rows)]
     return "\n".join(lines)

@@ -35,8 +35,8 @@ def check() -> None:
     theirs = _installed("torchax")
     if theirs:
         raise ImportError(
-            f"google/torchax {theirs} (distribution 'torchax') is installed beside torchax-core, and both own the import "
-            "name 'torchax'. Keep one. To keep torchax-core, run:\n"
+            f"google/torchax {theirs} (distribution 'torchax') is installed beside torchax-core, and both own the "
+            "import name 'torchax'. Keep one. To keep torchax-core, run:\n"
             "    python -m pip uninstall -y torchax\n"
             f"    {_reinstall()}\n"
             "(the second restores the files that both had).",

@@ -8,8 +8,8 @@ from torchax._coexistence import check as _check
 
 _check()
 
-from torchax.interop._calls import call_jax, call_torch  # noqa: E402
-from torchax.interop._views import jax_view, torch_view  # noqa: E402
+from torchax.interop._calls import call_jax, call_torch
+from torchax.interop._views import jax_view, torch_view
 
 __version__ = "0.1.0"
 

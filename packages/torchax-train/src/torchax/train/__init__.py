@@ -4,7 +4,7 @@ from torchax._coexistence import check as _check
 
 _check()
 
-from torchax.train._step import make_train_step  # noqa: E402
+from torchax.train._step import make_train_step
 
 __version__ = "0.1.0"
 
