@@ -6,6 +6,7 @@ dropped when written, as JAX does.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -506,7 +507,8 @@ def reduce_at(x: jax.Array, at: tuple[Any, ...], new: jax.Array, reduce: str, in
         target = x.at[at]
         out = (target.max if reduce == "amax" else target.min)(new, wrap_negative_indices=False)
     elif reduce == "prod":
-        out = x.at[at].multiply(new, wrap_negative_indices=False)
+        lead = len([part for part in at if isinstance(part, slice)])
+        out = _multiply_at(lead, x, at[lead:], new)
     else:
         out = x.at[at].add(new, wrap_negative_indices=False)
     if reduce == "mean":
@@ -517,6 +519,29 @@ def reduce_at(x: jax.Array, at: tuple[Any, ...], new: jax.Array, reduce: str, in
         count = cast(jnp.maximum(count, 1), compute)
         out = jnp.floor_divide(out, count) if category(compute) < 2 else out / count
     return cast(out, dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _multiply_at(lead: int, x: jax.Array, index: tuple[jax.Array, ...], new: jax.Array) -> jax.Array:
+    """``x`` multiplied by ``new`` at ``index``, behind ``lead`` whole dimensions: JAX has no derivative of its own."""
+    return x.at[(slice(None),) * lead + index].multiply(new, wrap_negative_indices=False)
+
+
+@_multiply_at.defjvp
+def _multiply_at_jvp(lead: int, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+    """Each factor's tangent times the product of all others of its group, of which zeros are counted apart."""
+    x, index, new = primals
+    at = (slice(None),) * lead + index
+    without_zero = lambda v: jnp.where(v == 0, jnp.ones_like(v), v)  # noqa: E731
+    product = _multiply_at(lead, without_zero(x), index, without_zero(new))
+    zeros = (x == 0).astype(np.int32).at[at].add((new == 0).astype(np.int32), wrap_negative_indices=False)
+
+    def others(v: jax.Array, product: jax.Array, zeros: jax.Array) -> jax.Array:
+        return jnp.where(zeros == (v == 0), product / without_zero(v), jnp.zeros_like(v))
+
+    tangent = tangents[0] * others(x, product, zeros)
+    part = tangents[2] * others(new, product[at], zeros[at])
+    return _multiply_at(lead, x, index, new), tangent.at[at].add(part, wrap_negative_indices=False)
 
 
 def _identity(reduce: str, dtype: np.dtype) -> jax.Array:
