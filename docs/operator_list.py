@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import defaultdict
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torchax_ops
@@ -11,33 +14,34 @@ import torchax_ops
 MARK = "<!-- operators -->"
 
 
-def _section(module: str) -> str:
-    return module.removeprefix("torchax_ops.").replace(".", "/")
+def _modules() -> dict[str, ModuleType]:
+    """The modules that hold operators: public, and no packages."""
+    found = {n: m for n, m in sys.modules.items() if n.startswith("torchax_ops.") and not hasattr(m, "__path__")}
+    return {n: m for n, m in found.items() if not n.rpartition(".")[2].startswith("_")}
+
+
+def _home(fn: Callable[..., Any], modules: dict[str, ModuleType]) -> str:
+    """The module that defines ``fn``; for one made by a shared helper, the first that has it."""
+    if fn.__module__ in modules:
+        return fn.__module__
+    return next(name for name, module in modules.items() if any(value is fn for value in vars(module).values()))
 
 
 def operators() -> str:
     """One heading a module, with its docstring's first line; under it a row for each function."""
-    by_section: dict[str, dict[Any, list[str]]] = defaultdict(lambda: defaultdict(list))
-    modules = {}
+    modules = _modules()
+    sections: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    count = 0
     for op in torchax_ops.registered():
-        module = inspect.getmodule(inspect.unwrap(op.fn))
-        name = op.fn.__module__
-        modules[name] = inspect.getdoc(module) or ""
-        by_section[name][op.fn].append(op.name.removeprefix("aten::"))
-    total = sum(1 for _ in torchax_ops.registered())
-    lines = [f"{total} overloads, {sum(map(len, by_section.values()))} functions."]
-    for name in sorted(by_section, key=_section):
-        lines += [
-            "",
-            f"## {_section(name)}",
-            "",
-            modules[name].split("\n")[0],
-            "",
-            "| function | operators |",
-            "| --- | --- |",
-        ]
-        rows = {fn.__name__: names for fn, names in by_section[name].items()}
-        lines += [f"| `{fn}` | {', '.join(f'`{n}`' for n in sorted(rows[fn]))} |" for fn in sorted(rows)]
+        count += 1
+        sections[_home(op.fn, modules)][op.fn.__name__].append(op.name.removeprefix("aten::"))
+    lines = [f"{count} overloads, {sum(map(len, sections.values()))} functions."]
+    for name in sorted(sections):
+        title = name.removeprefix("torchax_ops.").replace(".", "/")
+        summary = (inspect.getdoc(modules[name]) or "").split("\n")[0]
+        lines += ["", f"## {title}", "", summary, "", "| function | operators |", "| --- | --- |"]
+        for fn, overloads in sorted(sections[name].items()):
+            lines.append(f"| `{fn}` | {', '.join(f'`{o}`' for o in sorted(overloads))} |")
     return "\n".join(lines)
 
 
