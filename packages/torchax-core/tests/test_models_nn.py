@@ -270,7 +270,7 @@ def test_transformer_encoder_with_padding():
 
     model = encoder()
     check(model, torch.randn(2, 5, 8), call=padded)
-    model.enable_nested_tensor = False
+    model.use_nested_tensor = False  # which would write zeros where the padding is
     check(model.eval(), torch.randn(2, 5, 8), call=padded)
 
 

@@ -119,7 +119,7 @@ def mamba() -> Any:
 MODELS: dict[str, Callable[[], Any]] = {
     f.__name__: f for f in (gpt2, llama, qwen3, mixtral, bert, t5, vit, resnet, whisper, mamba)
 }
-CAUSAL = [gpt2, llama, qwen3, mixtral]
+CAUSAL = [gpt2, llama]
 
 
 def build(make: Callable[[], Any]) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
@@ -169,7 +169,7 @@ def test_greedy_generation(make):
     model, inputs = build(make)
     model.eval()
     given = {"input_ids": inputs["input_ids"], "attention_mask": torch.ones_like(inputs["input_ids"])}
-    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     want = model.generate(**given, **settings)
     got = model.to(DEVICE).generate(**to(given, DEVICE), **settings)
     assert got.device.type == DEVICE
