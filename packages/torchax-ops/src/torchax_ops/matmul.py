@@ -1,4 +1,4 @@
-"""Matrix products: mm, bmm, addmm and family, linear, grouped and quantized products.
+"""Matrix products: mm, bmm, addmm and family, linear, matmul. Grouped and quantized ones are in `grouped_matmul`.
 
 Each is one ``lax.dot_general`` with a transposition as contracting dims, so XLA sees one matrix product. 16-bit floats
 accumulate in float32 and are rounded once, after a bias is added. Integers are exact modulo their width. JAX's own
@@ -14,18 +14,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torchax_ops._promotion import Kind, canonical, cast, category, elementwise_dtypes, opmath
+from torchax_ops._promotion import Kind, cast, category, elementwise_dtypes, opmath
 from torchax_ops._registry import exported, register
 
 Contract = tuple[Sequence[int], Sequence[int]]
 
 
-def _dot(a: jax.Array, b: jax.Array, contract: Contract, batch: Contract = ((), ()), dtype: Any = None) -> jax.Array:
+def dot_general(
+    a: jax.Array, b: jax.Array, contract: Contract, batch: Contract = ((), ()), dtype: Any = None
+) -> jax.Array:
     """``lax.dot_general`` in the computing dtype of ``a``."""
     return lax.dot_general(a, b, (contract, batch), preferred_element_type=dtype or opmath(a.dtype))
 
 
-def _check(op: str, arrays: dict[str, jax.Array], ndims: Sequence[int]) -> None:
+def need_operands(op: str, arrays: dict[str, jax.Array], ndims: Sequence[int]) -> None:
     for (name, x), n in zip(arrays.items(), ndims):
         if x.ndim != n:
             raise RuntimeError(f"{op}: {name} must be a {n}D array, but got shape {x.shape}")
@@ -47,10 +49,10 @@ def mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
 
 
 def _mm(op: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    _check(op, {"mat1": a, "mat2": b}, (2, 2))
+    need_operands(op, {"mat1": a, "mat2": b}, (2, 2))
     if a.shape[1] != b.shape[0]:
         raise _mismatch(op, a, b)
-    return _dot(a, b, ((1,), (0,)))
+    return dot_general(a, b, ((1,), (0,)))
 
 
 @register("bmm")
@@ -60,10 +62,10 @@ def bmm(self: jax.Array, mat2: jax.Array) -> jax.Array:
 
 
 def _bmm(op: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    _check(op, {"batch1": a, "batch2": b}, (3, 3))
+    need_operands(op, {"batch1": a, "batch2": b}, (3, 3))
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         raise _mismatch(op, a, b)
-    return _dot(a, b, ((2,), (1,)), ((0,), (0,)))
+    return dot_general(a, b, ((2,), (1,)), ((0,), (0,)))
 
 
 @register("mv")
@@ -73,21 +75,21 @@ def mv(self: jax.Array, vec: jax.Array) -> jax.Array:
 
 
 def _mv(op: str, a: jax.Array, v: jax.Array) -> jax.Array:
-    _check(op, {"mat": a, "vec": v}, (2, 1))
+    need_operands(op, {"mat": a, "vec": v}, (2, 1))
     if a.shape[1] != v.shape[0]:
         raise _mismatch(op, a, v)
-    return _dot(a, v, ((1,), (0,)))
+    return dot_general(a, v, ((1,), (0,)))
 
 
 @register("dot")
 def dot(self: jax.Array, tensor: jax.Array) -> jax.Array:
     """Inner product of two vectors of one length, 0-d."""
-    _check("dot", {"self": self, "tensor": tensor}, (1, 1))
+    need_operands("dot", {"self": self, "tensor": tensor}, (1, 1))
     if self.shape != tensor.shape:
         raise RuntimeError(
             f"dot: inconsistent sizes, expected arrays of one length, but got {self.shape}, {tensor.shape}"
         )
-    return cast(_dot(self, tensor, ((0,), (0,))), self.dtype)
+    return cast(dot_general(self, tensor, ((0,), (0,))), self.dtype)
 
 
 @register("vdot")
@@ -136,10 +138,10 @@ def baddbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, *, beta: Any 
 @register("addbmm")
 def addbmm(self: jax.Array, batch1: jax.Array, batch2: jax.Array, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
     """``beta * self + alpha * sum_b(batch1[b] @ batch2[b])``, the sum as one contraction."""
-    _check("addbmm", {"batch1": batch1, "batch2": batch2}, (3, 3))
+    need_operands("addbmm", {"batch1": batch1, "batch2": batch2}, (3, 3))
     if batch1.shape[0] != batch2.shape[0] or batch1.shape[2] != batch2.shape[1]:
         raise _mismatch("addbmm", batch1, batch2)
-    return _combine("addbmm", self, _dot(batch1, batch2, ((0, 2), (0, 1))), beta, alpha, batch1.dtype)
+    return _combine("addbmm", self, dot_general(batch1, batch2, ((0, 2), (0, 1))), beta, alpha, batch1.dtype)
 
 
 @register("addmv")
@@ -181,14 +183,14 @@ def _addmm_activation(
 def linear(input: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """``input @ weight.T + bias``: ``(..., k)`` and ``(m, k)`` (or ``(k,)``) give ``(..., m)`` (or ``(...)``)."""
     given = {"input": input, "weight": weight}
-    _check(
+    need_operands(
         "linear",
         given if bias is None else {**given, "bias": bias},
         [x.ndim for x in given.values()] + [getattr(bias, "ndim", 0)],
     )
     if weight.ndim not in (1, 2) or input.ndim == 0 or input.shape[-1] != weight.shape[-1]:
         raise _mismatch("linear", input, weight)
-    product = _dot(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
+    product = dot_general(input, weight, ((input.ndim - 1,), (weight.ndim - 1,)))
     if bias is None:
         return cast(product, input.dtype)
     return _combine("linear", bias, product, 1, 1, input.dtype)
@@ -202,9 +204,9 @@ def linear_backward(
     rows = tuple(range(self.ndim - 1))
     by_input = by_weight = by_bias = None
     if output_mask[0]:
-        by_input = cast(_dot(grad_output, weight, ((grad_output.ndim - 1,), (0,))), self.dtype)
+        by_input = cast(dot_general(grad_output, weight, ((grad_output.ndim - 1,), (0,))), self.dtype)
     if output_mask[1]:
-        by_weight = cast(_dot(grad_output, self, (rows, rows)), weight.dtype)
+        by_weight = cast(dot_general(grad_output, self, (rows, rows)), weight.dtype)
     if output_mask[2]:
         by_bias = cast(jnp.sum(cast(grad_output, opmath(grad_output.dtype)), axis=rows), weight.dtype)
     return by_input, by_weight, by_bias
@@ -221,60 +223,11 @@ def matmul(self: jax.Array, other: jax.Array) -> jax.Array:
         raise RuntimeError(
             f"matmul: both arguments need to be at least 1D, but they are {self.ndim}D and {other.ndim}D"
         )
-    _check("matmul", {"self": self, "other": other}, (self.ndim, other.ndim))
+    need_operands("matmul", {"self": self, "other": other}, (self.ndim, other.ndim))
     try:
         return cast(jnp.matmul(self, other, preferred_element_type=opmath(self.dtype)), self.dtype)
     except (TypeError, ValueError):
         raise _mismatch("matmul", self, other) from None
-
-
-# ---- grouped
-
-
-def _group_sizes(offs: jax.Array) -> jax.Array:
-    return jnp.diff(cast(offs, jnp.int32), prepend=jnp.zeros(1, jnp.int32))
-
-
-@register("_grouped_mm")
-def _grouped_mm(
-    self: jax.Array,
-    mat2: jax.Array,
-    offs: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    out_dtype: Any = None,
-) -> jax.Array:
-    """One matrix product a group (mixture of experts). ``offs``, of shape ``(g,)``, holds where each group *ends*.
-
-    ``(t, k), (g, k, n)`` groups rows to ``(t, n)``; ``(g, m, k), (k, t)`` groups columns to ``(m, t)``;
-    ``(m, t), (t, n)`` groups the contraction to ``(g, m, n)``; two 3D arrays need no ``offs`` and are `bmm`.
-    Rows past the last offset are zero.
-    """
-    if self.ndim not in (2, 3) or mat2.ndim not in (2, 3):
-        raise RuntimeError(f"_grouped_mm: operands must be 2D or 3D, but got shapes {self.shape} and {mat2.shape}")
-    if (offs is None) != (self.ndim == 3 and mat2.ndim == 3):
-        raise RuntimeError("_grouped_mm: offs must be given if, and only if, an operand is 2D")
-    if self.dtype.name not in ("float32", "bfloat16", "float16"):
-        raise RuntimeError(f"_grouped_mm: expected float32, bfloat16 or float16 arrays, but got {self.dtype.name}")
-    if out_dtype is not None and canonical(out_dtype) != self.dtype:
-        raise RuntimeError(f"_grouped_mm: out_dtype must be that of the operands, {self.dtype.name}")
-    if bias is not None:
-        raise RuntimeError("_grouped_mm: bias is not supported yet, as in PyTorch; add it to the result")
-    _check("_grouped_mm", {"self": self, "mat2": mat2}, (self.ndim, mat2.ndim))
-    if self.shape[-1] != mat2.shape[-2]:
-        raise RuntimeError(f"_grouped_mm: contraction dimension of {self.shape} and {mat2.shape} must match")
-    dtype, acc = self.dtype, opmath(self.dtype)
-    if offs is None:
-        return cast(_bmm("_grouped_mm", self, mat2), dtype)
-    sizes = _group_sizes(offs)
-    if mat2.ndim == 3:
-        return cast(lax.ragged_dot(self, mat2, sizes, preferred_element_type=acc), dtype)
-    if self.ndim == 3:
-        by_columns = lax.ragged_dot(mat2.T, self.mT, sizes, preferred_element_type=acc)
-        return cast(by_columns.T, dtype)
-    numbers = lax.RaggedDotDimensionNumbers(
-        (((1,), (0,)), ((), ())), lhs_ragged_dimensions=(1,), rhs_group_dimensions=()
-    )
-    return cast(lax.ragged_dot_general(self, mat2, sizes, numbers, preferred_element_type=acc), dtype)
 
 
 __all__ = exported(__name__)
