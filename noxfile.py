@@ -63,7 +63,7 @@ def tests(session: nox.Session, part: str) -> None:
         _pytest(session, "-n", "2", *models)
     elif part == "whole":
         _install(session, "train", *_group("train"), *_group("core", "conformance"), *CHECK)
-        _pytest(session, "-n", "2", "conformance/test_sample.py")
+        _pytest(session, "-n", "2", "conformance")
         _pytest(session, "docs/test_readme.py")
         _lint(session)
     else:
@@ -89,9 +89,10 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """The whole parity suite: ``nox -s conformance -- --ops add,softmax``."""
+    """PyTorch's own operator samples on the device: ``nox -s conformance -- [device|replay] --ops add,softmax``."""
+    level, *args = session.posargs if session.posargs[:1] in (["device"], ["replay"]) else ["device", *session.posargs]
     _install(session, "core", *_group("core", "conformance"))
-    session.run("python", "conformance/replay.py", *session.posargs)
+    session.run("python", f"conformance/{level}.py", *args)
 
 
 @nox.session
