@@ -74,6 +74,8 @@ class Sample:
             if isinstance(x, torch.Tensor):
                 if x.layout != torch.strided or x.is_quantized or x.dtype == torch.complex32:
                     raise Skip(f"{x.layout} {x.dtype}")
+                if x.is_meta or x.dim() > 64:  # no data; more dimensions than numpy and JAX have
+                    raise Skip("no array can hold it")
                 host = device == "cpu" or (x is not self.input and self.op.name in HOST_INDICES)
                 copy = x.detach().clone() if host else x.detach().to(device)
                 return copy.requires_grad_(requires_grad and x.requires_grad)
@@ -294,7 +296,18 @@ def check_out(sample: Sample) -> None:
             pairs = zip(tensors(got), tensors(outs[1]), strict=True)
             assert all(g is o for g, o in pairs), f"{name} out: returns another tensor"
         ours.random = random
-        same(outs[1], outs[0], ours, f"{name} out: ", truth_of(sample))
+        # CPU's gelu, narrow_copy and avg_pool3d write a noncontiguous `out=` wrongly: the plain call is right.
+        same(outs[1], tree_map(_as_written, outs[0], want), ours, f"{name} out: ", truth_of(sample))
+
+
+def _as_written(out: Any, want: Any) -> Any:
+    return want.to(out.dtype) if isinstance(out, torch.Tensor) and out.shape == want.shape else out
+
+
+def _overlaps(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether two elements of a view are one element of memory, so that an in-place result depends on the order."""
+    places = torch.arange(base.untyped_storage().nbytes() // view.element_size())
+    return places.as_strided(view.shape, view.stride(), view.storage_offset()).unique().numel() < view.numel()
 
 
 def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -312,13 +325,10 @@ def check_views(sample: Sample) -> None:
         raise Skip("no view")
     got = ours.run()
     for g, w in zip(tensors(got), tensors(want), strict=True):
-        if not _shares(w, cpu.input) or w is cpu.input:
+        if not _shares(w, cpu.input) or w is cpu.input or _overlaps(w, cpu.input):
             continue
         for direction, (x, y) in {"view": (g, w), "base": (ours.input, cpu.input)}.items():
-            _, error = attempt(lambda y=y: y.mul_(3) if y.dtype != torch.bool else y.logical_not_())
-            if error is not None:  # memory that overlaps itself
-                _raises(lambda x=x: x.mul_(3) if x.dtype != torch.bool else x.logical_not_(), error)
-                continue
+            y.mul_(3) if y.dtype != torch.bool else y.logical_not_()
             x.mul_(3) if x.dtype != torch.bool else x.logical_not_()
             same(ours.input, cpu.input, ours, f"base after its {direction} is written: ")
             same(got, want, ours, f"view after its {direction} is written: ")
@@ -444,10 +454,11 @@ def main() -> int:
         ops = ops[i::n]
     passed, failed, kinds = 0, 0, collections.Counter()
     for op in ops:
-        for dtype in (getattr(torch, t) for t in split(options.dtypes)):
-            if dtype not in op.supported_dtypes("cpu"):
-                continue
+        dtypes = [getattr(torch, t) for t in split(options.dtypes)]
+        for dtype in (d for d in dtypes if d in op.supported_dtypes("cpu")):
             for check in split(options.checks):
+                if check == "errors" and dtype is not dtypes[0]:  # error inputs have dtypes of their own
+                    continue
                 result = run(op, dtype, check, options.max_samples, known)
                 passed, failed = passed + result.passed, failed + result.failed
                 if result.failed:
