@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from torchax_ops._promotion import Kind, cast, category, elementwise_dtypes, opmath
+from torchax_ops._promotion import DType, Kind, canonical, cast, category, elementwise_dtypes, opmath
 from torchax_ops._registry import exported, register
 
 Contract = tuple[Sequence[int], Sequence[int]]
@@ -176,6 +176,46 @@ def _addmm_activation(
     return cast(jax.nn.gelu(cast(out, opmath(out.dtype)), approximate=False), out.dtype)
 
 
+# ---- with a wider result: PyTorch has these on CUDA
+
+
+def _wide(op: str, out_dtype: Any, a: jax.Array) -> DType:
+    dtype = canonical(out_dtype)
+    if dtype not in (a.dtype, opmath(a.dtype)):
+        raise RuntimeError(f"{op}: out_dtype must be {a.dtype.name} or {opmath(a.dtype).name}, but got {dtype.name}")
+    return dtype
+
+
+@register("mm.dtype")
+def mm_dtype(self: jax.Array, mat2: jax.Array, out_dtype: Any) -> jax.Array:
+    """`mm` of 16-bit floats that is not rounded from float32."""
+    return cast(_mm("mm", self, mat2), _wide("mm", out_dtype, self))
+
+
+@register("bmm.dtype")
+def bmm_dtype(self: jax.Array, mat2: jax.Array, out_dtype: Any) -> jax.Array:
+    """`bmm` of 16-bit floats that is not rounded from float32."""
+    return cast(_bmm("bmm", self, mat2), _wide("bmm", out_dtype, self))
+
+
+@register("addmm.dtype")
+def addmm_dtype(
+    self: jax.Array, mat1: jax.Array, mat2: jax.Array, out_dtype: Any, *, beta: Any = 1, alpha: Any = 1
+) -> jax.Array:
+    """`addmm` of 16-bit floats that is not rounded from float32; ``self`` has either dtype."""
+    dtype = _wide("addmm", out_dtype, mat1)
+    return _combine("addmm", cast(self, dtype), _mm("addmm", mat1, mat2), beta, alpha, dtype)
+
+
+@register("baddbmm.dtype")
+def baddbmm_dtype(
+    self: jax.Array, batch1: jax.Array, batch2: jax.Array, out_dtype: Any, *, beta: Any = 1, alpha: Any = 1
+) -> jax.Array:
+    """`baddbmm` of 16-bit floats that is not rounded from float32; ``self`` has either dtype."""
+    dtype = _wide("baddbmm", out_dtype, batch1)
+    return _combine("baddbmm", cast(self, dtype), _bmm("baddbmm", batch1, batch2), beta, alpha, dtype)
+
+
 # ---- linear and matmul
 
 
@@ -228,6 +268,25 @@ def matmul(self: jax.Array, other: jax.Array) -> jax.Array:
         return cast(jnp.matmul(self, other, preferred_element_type=opmath(self.dtype)), self.dtype)
     except (TypeError, ValueError):
         raise _mismatch("matmul", self, other) from None
+
+
+@register("_trilinear")
+def _trilinear(
+    i1: jax.Array,
+    i2: jax.Array,
+    i3: jax.Array,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> jax.Array:
+    # with dims named, XLA never forms the product of all three before it sums
+    n = i1.ndim + len(expand1)
+    operands: list[Any] = []
+    for x, expand in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        operands += [cast(x, opmath(x.dtype)), [d for d in range(n) if d not in expand]]
+    return cast(jnp.einsum(*operands, [d for d in range(n) if d not in sumdim]), i1.dtype)
 
 
 __all__ = exported(__name__)

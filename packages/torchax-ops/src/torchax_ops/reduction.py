@@ -454,6 +454,21 @@ def cumprod(self: jax.Array, dim: int, *, dtype: Any = None) -> jax.Array:
     return _scan("cumprod", lax.cumprod, self, dim, dtype)
 
 
+def _complex_logcumsumexp(x: jax.Array, axis: int) -> jax.Array:
+    """One step after the other: the imaginary part is not wrapped, so the order of additions decides it."""
+
+    def add(total: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        swap = total.real > y.real
+        low, high = jnp.where(swap, y, total), jnp.where(swap, total, y)
+        none = jnp.isneginf(low.real)
+        total = jnp.where(none, high, high + jnp.log1p(jnp.exp(jnp.where(none, 0, low - high))))
+        return total, total
+
+    rows = jnp.moveaxis(x, axis, 0)
+    start = jnp.full(rows.shape[1:], -jnp.inf, x.dtype)
+    return jnp.moveaxis(lax.scan(add, start, rows)[1], 0, axis)
+
+
 @register("logcumsumexp", "_logcumsumexp")
 def logcumsumexp(self: jax.Array, dim: int) -> jax.Array:
     """Running ``log(sum(exp(x)))`` along ``dim``; raises for integers."""
@@ -464,7 +479,7 @@ def logcumsumexp(self: jax.Array, dim: int) -> jax.Array:
     if x.ndim == 0:
         return self
     if is_complex(x):
-        return lax.associative_scan(jnp.logaddexp, x, axis=axis)
+        return _complex_logcumsumexp(x, axis)
     return cast(lax.cumlogsumexp(x, axis), self.dtype)
 
 
