@@ -452,10 +452,39 @@ def fmod(self: ArrayLike, other: ArrayLike) -> jax.Array:
     return jnp.fmod(self, other)
 
 
-gcd = binary(jnp.gcd, "gcd", accepts="i")
-lcm = binary(jnp.lcm, "lcm", accepts="i")
+def _gcd(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Euclid's algorithm on unsigned magnitudes: `jnp.gcd` never ends on the lowest signed integer."""
+    x, y = jnp.broadcast_arrays(x, y)
+    unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
+    state = tuple(lax.bitcast_convert_type(jnp.abs(v), unsigned) for v in (x, y))
+
+    def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        a, b = state
+        return jnp.where(b == 0, a, b), jnp.where(b == 0, 0, lax.rem(a, jnp.where(b == 0, 1, b)))
+
+    return lax.bitcast_convert_type(lax.while_loop(lambda s: jnp.any(s[1] != 0), step, state)[0], x.dtype)
+
+
+def _lcm(x: jax.Array, y: jax.Array) -> jax.Array:
+    divisor = _gcd(x, y)
+    return jnp.abs(lax.div(jnp.broadcast_to(x, divisor.shape), jnp.where(divisor == 0, 1, divisor)) * y)
+
+
+gcd = binary(_gcd, "gcd", accepts="i")
+lcm = binary(_lcm, "lcm", accepts="i")
 
 # --- powers and floating-point parts -----------------------------------------------------------------------------
+
+
+def _integer_power(x: jax.Array, n: jax.Array) -> jax.Array:
+    """``x ** n`` for ``n >= 0`` by squaring, wrapping around; `jnp.power` takes six bits of ``n`` only."""
+    x, n = jnp.broadcast_arrays(x, n)
+
+    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        power, square, n = state
+        return jnp.where(n & 1, power * square, power), square * square, n >> 1
+
+    return lax.while_loop(lambda s: jnp.any(s[2] != 0), step, (jnp.ones_like(x), x, n))[0]
 
 
 def _check_pow(self: ArrayLike, exponent: ArrayLike) -> None:
@@ -489,10 +518,9 @@ def pow(self: ArrayLike, exponent: ArrayLike) -> jax.Array:
     """
     if not is_integer(self):
         return _power(self, exponent)
-    if exponent.dtype.kind == "u":
-        return jnp.power(self, exponent)
-    power = jnp.power(self, jnp.where(exponent < 0, exponent & 1, exponent))
-    return jnp.where((exponent < 0) & (jnp.abs(self) != 1), 0, power)
+    negative = exponent < 0
+    power = _integer_power(self, jnp.where(negative, exponent & 1, exponent))
+    return jnp.where(negative & (jnp.abs(self) != 1), 0, power)
 
 
 @register("float_power.Tensor_Tensor", "float_power.Tensor_Scalar", "float_power.Scalar")
@@ -523,7 +551,8 @@ def ldexp(self: ArrayLike, other: ArrayLike) -> jax.Array:
 def _ldexp(self: ArrayLike, other: ArrayLike) -> jax.Array:
     broadcast_shapes(jnp.shape(self), jnp.shape(other))
     half = jnp.asarray(other) // 2  # in two steps, so that 2 ** other does not overflow before the product does
-    return self * jnp.exp2(half.astype(self.dtype)) * jnp.exp2((other - half).astype(self.dtype))
+    two = jnp.full_like(self, 2)  # lax.exp2 is not exact at integers
+    return self * two ** half.astype(self.dtype) * two ** (other - half).astype(self.dtype)
 
 
 @register("frexp.Tensor")
