@@ -318,9 +318,7 @@ print((status("VmHWM") - before) / 500e6)
 def in_subprocess(code: str, times: int) -> float:
     """The median of what ``code`` prints."""
     run = [sys.executable, "-c", code]
-    return statistics.median(
-        float(subprocess.run(run, capture_output=True, text=True, check=True).stdout) for _ in range(times)
-    )
+    return statistics.median(float(subprocess.check_output(run, text=True)) for _ in range(times))
 
 
 def importing() -> list[Line]:
