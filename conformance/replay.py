@@ -207,7 +207,7 @@ def bind(op: Any, call: Call) -> Bound:
         args = [fill(v) for a, v in converted if not a.kwarg_only]
         kwargs = {a.name: fill(v) for a, v in converted if a.kwarg_only}
         if op.key:
-            kwargs["key"] = jax.random.key(0)
+            kwargs[op.key] = jax.random.key(0)
         return args, kwargs
 
     return Bound(op, traced, rebuild)

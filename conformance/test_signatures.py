@@ -70,7 +70,7 @@ def test_signature(op):
             assert parameter.default is not inspect.Parameter.empty, f"{parameter.name} has no default"
     generator = any(a.name == "generator" for a in overload._schema.arguments)
     random = torch.Tag.nondeterministic_seeded in overload.tags
-    assert op.key == (generator or random), "key= stands exactly where the schema draws random numbers"
+    assert bool(op.key) == bool(generator or random), "key= stands exactly where the schema draws random numbers"
 
 
 def check_default(parameter, argument, shared):

@@ -5,7 +5,9 @@ Importing this module registers the device. A process that never makes a ``jax``
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import threading
 from typing import Any
 
 import torch
@@ -30,9 +32,20 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
+_raise_pending = ctypes.pythonapi.PyErr_Occurred  # called through ctypes, it raises the error that is set
+_DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
+_lost = threading.local()  # what `_DeviceGuard.type_` found set during a backward
+
+
 class _DeviceGuard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
+        # When an operator raises during a backward, PyTorch's engine asks this from a destructor with the Python error still
+        # set: an answer beside a pending error would end the process. Keep the error; `run_backward` below raises it.
+        try:
+            _raise_pending()
+        except BaseException as e:
+            _lost.error = e
+        return _DEVICE_TYPE
 
 
 # Factories that get a kernel of their own, so that ``torch.randn(..., device="jax")`` is one call and one XLA program.
@@ -98,8 +111,16 @@ def _backward_on_the_callers_thread() -> None:
     def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not dispatch.used:
             return real(t_outputs, *args, **kwargs)
-        with torch.autograd.set_multithreading_enabled(False):
-            return real(t_outputs, *args, **kwargs)
+        before, _lost.error = getattr(_lost, "error", None), None
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                return real(t_outputs, *args, **kwargs)
+        except SystemError:
+            if _lost.error is None:
+                raise
+            raise _lost.error from _lost.error.__cause__
+        finally:
+            _lost.error = before
 
     torch.autograd.graph._engine_run_backward = run_backward
     torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
@@ -130,6 +151,57 @@ def _modules_keep_parameters() -> None:
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]
 
 
+def _swap_what_a_graph_holds() -> None:
+    """Let a module move while the outputs of an earlier forward are alive.
+
+    PyTorch refuses to swap a parameter that an autograd graph holds; other devices move by ``.data =``, which it does not
+    allow between these classes. After the swap the graph keeps the old values, and its gradients have no parameter to go to.
+    """
+    real = torch.utils.swap_tensors
+
+    @functools.wraps(real)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        if not (isinstance(t1, Tensor) or isinstance(t2, Tensor)):
+            return real(t1, t2)
+        try:
+            return real(t1, t2)
+        except RuntimeError as e:
+            if "use_count" not in str(e):
+                raise
+        for t in (t1, t2):
+            if t.requires_grad and t.is_leaf:
+                torch.autograd.graph.get_gradient_edge(t).node.register_prehook(_moved_away)
+        t1.__class__, t2.__class__ = t2.__class__, t1.__class__
+        t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__
+        torch._C._swap_tensor_impl(t1, t2)
+        return None
+
+    torch.utils.swap_tensors = swap_tensors
+
+
+def _moved_away(grads: Any) -> None:
+    raise RuntimeError(
+        "this backward goes through a graph made before its module moved to or from device 'jax': run the forward again"
+    )
+
+
+def _no_bare_storages() -> None:
+    """``torch.UntypedStorage(8, device="jax")`` would end the process: there is no allocator to ask."""
+    make = torch._C.StorageBase.__new__
+
+    def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None:
+            return make(cls, *args, **kwargs)
+        if torch.device(device).type == "jax":
+            raise RuntimeError(
+                "an UntypedStorage cannot be on device 'jax': JAX's arrays are no bytes to write to. Make a tensor "
+                "(torch.empty(n, dtype=torch.uint8, device='jax')), or load with torch.load(..., map_location='jax')"
+            )
+        return make(cls, *args, device=device, **kwargs)
+
+    torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[assignment]
+
+
 def register() -> None:
     """Register the device; once a process."""
     _setup_privateuseone_for_python_backend("jax", device_module, _Hooks(), _DeviceGuard())
@@ -139,6 +211,8 @@ def register() -> None:
     _backward_on_the_callers_thread()
     _foreach_optimizers()
     _modules_keep_parameters()
+    _swap_what_a_graph_holds()
+    _no_bare_storages()
 
 
 register()

@@ -12,6 +12,7 @@ import torch
 from torchax import devices, random
 
 _current = threading.local()
+_initialized = True  # torch.utils.checkpoint keeps the random state of devices that say so
 
 
 def is_available() -> bool:

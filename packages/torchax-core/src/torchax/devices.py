@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,9 +31,14 @@ def _claim_name() -> None:
 _claim_name()
 
 
+after_fork: list[Callable[[], None]] = []  # what other modules do then
+
+
 def _after_fork_in_child() -> None:
     global _forked
     _forked = True
+    for forget in after_fork:
+        forget()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

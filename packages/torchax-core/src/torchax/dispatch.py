@@ -42,7 +42,12 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def build_plan(func: Any) -> Plan:
-    """Build an operator's plan and keep it."""
+    """Build an operator's plan and keep it.
+
+    Raises:
+        RuntimeError: in a forked process, where JAX would hang.
+    """
+    devices.refuse_in_fork()
     plan = build(func)
     for watch in watcher:
         plan = watch(func, plan)
@@ -56,6 +61,9 @@ tensor.build_plan = build_plan
 def forget_plans() -> None:
     """Build plans anew when next needed: after a registration or a change of configuration."""
     plans.clear()
+
+
+devices.after_fork.append(forget_plans)
 
 
 def build(func: Any) -> Plan:
@@ -85,7 +93,7 @@ def build(func: Any) -> Plan:
 
 
 def _registered(func: Any) -> Plan | None:
-    op = torchax_ops.lookup(schema.schema_name(func))
+    op = None if func._schema.is_mutable else torchax_ops.lookup(schema.schema_name(func))
     return None if op is None else Functional(func, op)
 
 
@@ -340,7 +348,7 @@ def _strong(x: Any) -> Any:
 def _call(op: Op, decoder: Decoder, key: Any) -> Any:
     kwargs = decoder.kwargs
     if op.key:
-        kwargs = {k: v for k, v in kwargs.items() if k != "generator"} | {"key": key}
+        kwargs = {k: v for k, v in kwargs.items() if k != "generator"} | {op.key: key}
     if decoder.default_dtype is None:
         return op.fn(*decoder.args, **kwargs)
     with torchax_ops.default_float_dtype(decoder.default_dtype):
@@ -522,7 +530,7 @@ class Functional:
 
         with jax.enable_x64(True):
             shaped = jax.eval_shape(fn, *avals)
-        return jax.tree.map(lambda s: JAX_DTYPE_TO_TORCH.get(np.dtype(s.dtype)), shaped, is_leaf=lambda x: x is None)
+        return jax.tree.map(lambda s: JAX_DTYPE_TO_TORCH.get(np.dtype(s.dtype)), shaped)
 
     def strided(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give results the strides that PyTorch gives them for these non-contiguous inputs."""

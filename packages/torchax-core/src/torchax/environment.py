@@ -7,7 +7,6 @@ The device needs none of this: it is always on. There is one environment (`defau
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import jax
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
-from torchax_ops import Op
+from torchax_ops import Op, key_parameter
 
 from torchax import config, dispatch, random, transfer
 from torchax.functions import register_function
@@ -237,12 +236,10 @@ def override(op: Any, fn: Callable[..., Any], *, static: tuple[str, ...] = (), e
     packet; in-place and ``out=`` variants follow."""
     overloads = [getattr(op, o) for o in op.overloads()] if isinstance(op, torch._ops.OpOverloadPacket) else [op]
 
-
-    takes_key = "key" in inspect.signature(fn).parameters
     for overload in overloads:
         if overload._schema.is_mutable:
             continue
-        entry = Op(overload.name(), fn, frozenset(static), frozenset(), takes_key, eager, None)
+        entry = Op(overload.name(), fn, frozenset(static), frozenset(), key_parameter(fn), eager, None)
         dispatch.overrides[overload] = dispatch.Functional(overload, entry)
     dispatch.forget_plans()
 

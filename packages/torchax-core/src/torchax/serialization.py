@@ -28,7 +28,7 @@ _LOCATION = "_torchax_location"
 def reduce(t: Tensor) -> tuple[Any, ...]:
     """What ``__reduce_ex__`` gives: PyTorch's own rebuild functions on a CPU storage tagged with the device."""
     torch.utils.hooks.warn_if_has_hooks(t)
-    storage = torch.storage.TypedStorage(wrap_storage=_cpu_storage(t), dtype=t.dtype, _internal=True)
+    storage = _Storage(wrap_storage=_cpu_storage(t), dtype=t.dtype, _internal=True)
     rebuilt = (storage, int(t.storage_offset()), tuple(t.size()), t.stride(), t.requires_grad, OrderedDict())
     extra = {k: v for k, v in t.__dict__.items() if k not in OWN_ATTRIBUTES}
     if isinstance(t, torch.nn.Parameter):
@@ -39,6 +39,21 @@ def reduce(t: Tensor) -> tuple[Any, ...]:
     if extra:
         return torch._utils._rebuild_tensor_v2, (*rebuilt, None), extra
     return torch._utils._rebuild_tensor_v2, rebuilt
+
+
+class _Storage(torch.storage.TypedStorage):
+    """What ``torch.save`` takes for a storage as it is, and ``pickle`` asks how to pickle."""
+
+    def __reduce__(self) -> Any:
+        cpu = self._untyped_storage
+        values = torch.empty(0, dtype=torch.uint8).set_(cpu)
+        return _unpickle, (values.numpy().tobytes(), self.dtype, getattr(cpu, _LOCATION))
+
+
+def _unpickle(data: bytes, dtype: torch.dtype, location: str) -> torch.storage.TypedStorage:
+    cpu = torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage() if data else torch.UntypedStorage(0)
+    restored = _restore(cpu, location)
+    return torch.storage.TypedStorage(wrap_storage=restored, dtype=dtype, _internal=True)
 
 
 class _AsTensor:
@@ -84,6 +99,8 @@ def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStora
     key = stand_in._cdata
     _loading[key] = (weakref.ref(stand_in, lambda _: _loading.pop(key, None)), storage, {})
     setattr(stand_in, _LOCATION, location)
+    # torch.load keeps a storage for the next tensor that shares it only where its address is not 0.
+    stand_in.data_ptr = storage.data_ptr  # type: ignore[method-assign]
     return stand_in
 
 
@@ -115,7 +132,8 @@ def register() -> None:
     aten = torch.ops.aten
     dispatch.handlers[aten.set_.source_Storage_storage_offset] = lambda args, kwargs: _attach(*args, **kwargs)
     dispatch.handlers[aten.set_.source_Storage] = lambda args, kwargs: _attach_all(*args, **kwargs)
-    torch.serialization.register_package(15, _tag, _restore)
+    # Before PyTorch's own for the CPU (10): the bytes are in a CPU storage, the tag says where they belong.
+    torch.serialization.register_package(5, _tag, _restore)
 
 
 def _attach_all(self: Tensor, source: Any) -> Tensor:

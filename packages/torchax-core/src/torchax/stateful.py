@@ -3,6 +3,7 @@ Python values, and the few of PyTorch's that write without saying so in their sc
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -332,6 +333,11 @@ def equal(self: Tensor, other: torch.Tensor) -> bool:
     return tuple(self.shape) == tuple(other.shape) and bool(torch.eq(self, other).all())
 
 
+@handles(aten.allclose.default)
+def allclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    return bool(torch.isclose(self, other, rtol, atol, equal_nan).all())
+
+
 @handles(aten._assert_async.default, aten._assert_async.msg)
 def assert_async(self: Tensor, message: str = "Expected a tensor with true value(s)") -> None:
     if not isinstance(self._box.array, jax.core.Tracer) and not bool(self._value()):
@@ -498,14 +504,19 @@ def record_stream(self: Tensor, s: Any) -> None:
     return None
 
 
+@handles(aten._nested_tensor_from_mask_left_aligned.default)
+def nested_tensor_from_mask_left_aligned(t: Tensor, mask: Tensor) -> bool:
+    return False  # so that nn.TransformerEncoder keeps to dense tensors: device 'jax' has no nested ones
+
+
 # --- operators that write, or choose, without saying so ---------------------------------------------------------------
 
 
 @functools.cache
-def _functional(func: Any) -> Functional:
+def _functional(func: Any, draws: bool = True) -> Functional:
     op = torchax_ops.lookup(dispatch.schema.schema_name(func))
     assert op is not None, func
-    return Functional(func, op)
+    return Functional(func, op if draws else dataclasses.replace(op, key=None))
 
 
 @handles(aten.native_batch_norm.default)
@@ -547,7 +558,8 @@ def attention(
 
 @handles(aten._scaled_dot_product_fused_attention_overrideable.default)
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    plan = _functional(aten._scaled_dot_product_fused_attention_overrideable.default)
+    dropout_p = args[1] if len(args) > 1 else kwargs.get("dropout_p", 0.0)
+    plan = _functional(aten._scaled_dot_product_fused_attention_overrideable.default, dropout_p > 0)
     outs = list(plan((query, key, value, *args), kwargs))
     # Lengths are Python numbers, which a compiled function would turn into arrays.
     outs[4], outs[5] = int(query.shape[-2]), int(key.shape[-2])

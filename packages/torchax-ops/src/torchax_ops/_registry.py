@@ -21,7 +21,8 @@ class Op:
         static: ``Scalar``/``float`` arguments that decide a shape or an algorithm, and so must be Python values.
             All others may be traced: ``x * lr`` must not compile anew at each ``lr``.
         traced: ``int`` arguments that decide neither shape nor rank (a roll's shift), and so may be traced.
-        key: whether ``fn`` takes a JAX PRNG ``key=`` (where the schema has ``generator``).
+        key: the keyword under which ``fn`` takes a JAX PRNG key (where the schema has ``generator`` or draws without one):
+            ``key``, or ``prng_key`` where ``key`` is a tensor (attention); ``None`` where it draws nothing.
         eager: whether the result's shape depends on values, so that ``fn`` runs on concrete arrays, outside ``jit``; a
             function of the call's arguments where it depends on them (an index that is a mask).
         check: called with concrete arguments before an eager call; raises what PyTorch raises for bad *values*
@@ -32,12 +33,21 @@ class Op:
     fn: Callable[..., Any]
     static: frozenset[str]
     traced: frozenset[str]
-    key: bool
+    key: str | None
     eager: bool | Callable[..., bool]
     check: Callable[..., None] | None
 
 
 _REGISTRY: dict[str, Op] = {}
+
+
+def key_parameter(fn: Callable[..., Any]) -> str | None:
+    """The keyword under which a function takes a JAX PRNG key, ``None`` where it takes none."""
+    parameters = inspect.signature(fn).parameters
+    for name in ("prng_key", "key"):
+        if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+            return name
+    return None
 
 
 def register(
@@ -54,7 +64,7 @@ def register(
     """
 
     def decorate(fn: F) -> F:
-        key = "key" in inspect.signature(fn).parameters
+        key = key_parameter(fn)
         for name in names:
             full = name if "::" in name else f"aten::{name}"
             if full in _REGISTRY:

@@ -101,7 +101,7 @@ def _moved(running, value, momentum):
     return cast((1 - step) * cast(running, dtype) + step * cast(value.reshape(-1), dtype), running.dtype)
 
 
-@register("native_batch_norm", "_native_batch_norm_legit", static=("eps",))
+@register("native_batch_norm", static=("eps",))
 def native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
     """Normalize each channel of ``input (N, C, *)``: ``(output, mean (C,), 1 / std (C,))``, the latter empty in evaluation.
 
@@ -129,11 +129,6 @@ def _native_batch_norm_legit_no_training(input, weight, bias, running_mean, runn
 
 def _reserve():
     return jnp.zeros((0,), jnp.uint8)
-
-
-@register("_batch_norm_with_update", static=("eps",))
-def _batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps):
-    return *native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps), _reserve()
 
 
 @register("_batch_norm_with_update_functional", static=("eps",))
