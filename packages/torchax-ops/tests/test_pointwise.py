@@ -206,6 +206,14 @@ def test_vmap_empty_and_0d():
     assert not comparison.equal(jnp.zeros((2,)), jnp.zeros((3,)))
 
 
+def test_isin():
+    x = array([1, 2, NAN])
+    np.testing.assert_array_equal(comparison.isin(x, array([[2, NAN], [5, 0]])), [False, True, False])
+    np.testing.assert_array_equal(comparison.isin(x, ints(), invert=True), [True, True, True])
+    np.testing.assert_array_equal(comparison.isin_tensor_scalar(x, 1), [True, False, False])
+    assert comparison.isin_scalar_tensor(2, ints(1, 2))
+
+
 def test_frexp():
     mantissa, exponent = pointwise.frexp(array([3.0, 0.0]))
     np.testing.assert_array_equal(mantissa, [0.75, 0])

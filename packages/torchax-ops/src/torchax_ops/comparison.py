@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ._elementwise import ArrayLike, binary, elementwise, unary
-from ._promotion import Kind, dtype_of, is_complex
+from ._promotion import Kind, cast, category, dtype_of, is_complex, result_type
 from ._registry import exported, register
 from ._shapes import broadcast_shapes
 
@@ -72,6 +72,56 @@ def equal(self: ArrayLike, other: ArrayLike) -> jax.Array:
     if jnp.shape(self) != jnp.shape(other):
         return jnp.zeros((), "bool")
     return jnp.all(eq(self, other))
+
+
+@register("_is_all_true")
+def _is_all_true(self: ArrayLike) -> jax.Array:
+    return jnp.all(jnp.asarray(self))
+
+
+@register("_is_any_true")
+def _is_any_true(self: ArrayLike) -> jax.Array:
+    return jnp.any(jnp.asarray(self))
+
+
+def _isin(elements: ArrayLike, test_elements: ArrayLike, invert: bool) -> jax.Array:
+    """By binary search in the sorted test elements; NaN equals nothing."""
+    dtype = result_type(elements, test_elements)
+    if category(dtype) == 3:
+        raise RuntimeError(f"isin: unsupported dtype {dtype.name}")
+    found, tests = cast(elements, dtype), jnp.sort(cast(test_elements, dtype).ravel())
+    if tests.size == 0:
+        return jnp.full(found.shape, invert)
+    at = jnp.minimum(jnp.searchsorted(tests, found), tests.size - 1)
+    return (tests[at] == found) != invert
+
+
+@register("isin.Tensor_Tensor")
+def isin(
+    elements: ArrayLike, test_elements: ArrayLike, *, assume_unique: bool = False, invert: bool = False
+) -> jax.Array:
+    """Where an element is among ``test_elements``, or (``invert``) is not. The result is bool.
+
+    Raises:
+        RuntimeError: the promoted dtype is complex.
+    """
+    return _isin(elements, test_elements, invert)
+
+
+@register("isin.Tensor_Scalar")
+def isin_tensor_scalar(
+    elements: ArrayLike, test_element: ArrayLike, *, assume_unique: bool = False, invert: bool = False
+) -> jax.Array:
+    """`isin` with one test element."""
+    return _isin(elements, test_element, invert)
+
+
+@register("isin.Scalar_Tensor")
+def isin_scalar_tensor(
+    element: ArrayLike, test_elements: ArrayLike, *, assume_unique: bool = False, invert: bool = False
+) -> jax.Array:
+    """`isin` of one element."""
+    return _isin(element, test_elements, invert)
 
 
 @register("heaviside")

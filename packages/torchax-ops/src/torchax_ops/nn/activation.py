@@ -192,6 +192,14 @@ def rrelu_with_noise_functional(
     return self * slope, slope
 
 
+@register("rrelu")
+def rrelu(
+    self: ArrayLike, lower: Any = 0.125, upper: Any = 1 / 3, training: bool = False, *, key: jax.Array | None = None
+) -> jax.Array:
+    """The output of `rrelu_with_noise_functional`."""
+    return rrelu_with_noise_functional(self, jnp.zeros_like(self), lower, upper, training, key=key)[0]
+
+
 @register("rrelu_with_noise_backward")
 def rrelu_with_noise_backward(
     grad_output: ArrayLike,
