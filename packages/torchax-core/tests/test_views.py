@@ -510,7 +510,7 @@ def test_views_in_inference_mode():
     lambda d: [x := ramp(d, 4, 6), torch._foreach_mul_([x, x[0]], 2)],
     lambda d: [x := ramp(d, 4, 6), torch._foreach_mul_([x[0], x, x.t()[0]], [2, 3, 5])],
     lambda d: [x := ramp(d, 4, 6), torch._foreach_add_(list(x.unbind()), list(x.flip(0).unbind()))],
-    lambda d: [x := ramp(d, 4, 6), torch._foreach_add_([x[:2], x[1:3]], [x[2:], x[2:]])],
+    lambda d: [x := ramp(d, 4, 6), y := x * 1, torch._foreach_add_([x[:2], x[1:3]], [y[2:], y[2:]])],
     lambda d: [x := ramp(d, 4, 6), torch._foreach_zero_([x[0], x[:, 1]])],
     lambda d: [x := ramp(d, 4, 6), torch._foreach_copy_([x[0], x[1]], [x[1], x[0]])],
     lambda d: [x := ramp(d, 6), y := ramp(d, 6), torch._foreach_addcmul_([x, x], [y, x], [y, y], 2.0)],
