@@ -165,6 +165,7 @@ def test_keyword_arguments():
 def test_float_operators_round_16_bits_once():
     x = array([1.0, 256.0], "bfloat16")
     assert pointwise.add(x, 0.00390625).dtype == jnp.bfloat16
+    assert pointwise.remainder(x[:1], 0.1)[0] == jnp.asarray(0.0991, "bfloat16")
     assert pointwise.exp(x[:1])[0] == jnp.asarray(np.exp(1.0), "bfloat16")
 
 

@@ -16,7 +16,19 @@ import numpy as np
 from jax import lax
 
 from ._elementwise import ArrayLike, binary, elementwise, unary, with_slope
-from ._promotion import Kind, cast, category, dtype_of, is_bool, is_complex, is_floating, is_integer, result_type
+from ._promotion import (
+    Kind,
+    cast,
+    category,
+    dtype_of,
+    is_bool,
+    is_complex,
+    is_floating,
+    is_integer,
+    is_number,
+    opmath,
+    result_type,
+)
 from ._registry import exported, register
 from ._shapes import broadcast_shapes
 
@@ -380,7 +392,12 @@ def _floor_quotient(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _trunc_quotient(x: jax.Array, y: jax.Array) -> jax.Array:
-    return lax.div(x, y) if is_integer(x) else jnp.trunc(x / y)
+    """The quotient is rounded to the dtype of the result before it is cut, which a compiler must not skip."""
+    if is_integer(x):
+        return lax.div(x, y)
+    info = jnp.finfo(x.dtype)
+    quotient = cast(x, opmath(x.dtype)) / cast(y, opmath(x.dtype))
+    return jnp.trunc(lax.reduce_precision(quotient, info.nexp, info.nmant))
 
 
 def _broadcasting(fn: Any) -> Any:
@@ -425,31 +442,45 @@ def floor_divide(self: ArrayLike, other: ArrayLike) -> jax.Array:
     return _broadcasting(_floor_quotient)(self, other)
 
 
-@elementwise("self", "other", accepts="if")
+@elementwise("self", "other", kind=Kind.NO_OPMATH, accepts="if")
 def _div_trunc(self: ArrayLike, other: ArrayLike) -> jax.Array:
     return _broadcasting(_trunc_quotient)(self, other)
 
 
+def _rounded(x: ArrayLike, like: ArrayLike) -> ArrayLike:
+    """A number in the 16-bit dtype of ``like``, by which PyTorch takes the remainder; a sum keeps it whole."""
+    dtype = dtype_of(like)
+    return cast(x, dtype) if is_number(x) and is_floating(like) and opmath(dtype) != dtype and not is_complex(x) else x
+
+
+def _remainder(fn: Callable[..., jax.Array], name: str) -> Callable[..., jax.Array]:
+    rounded_once = elementwise("self", "other", accepts="if")(fn)
+    rounded_once.__name__ = name
+    return lambda self, other: rounded_once(_rounded(self, other), _rounded(other, self))
+
+
+_remainder_of = _remainder(lambda self, other: jnp.remainder(self, other), "remainder")
+_fmod_of = _remainder(lambda self, other: jnp.fmod(self, other), "fmod")
+
+
 @register("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", check=_check_divisor)
-@elementwise("self", "other", accepts="if")
 def remainder(self: ArrayLike, other: ArrayLike) -> jax.Array:
     """``self % other`` as Python has it, with the sign of ``other``.
 
     Raises:
         RuntimeError: the remainder of integers by zero (eager calls).
     """
-    return jnp.remainder(self, other)
+    return _remainder_of(self, other)
 
 
 @register("fmod.Tensor", "fmod.Scalar", check=_check_divisor)
-@elementwise("self", "other", accepts="if")
 def fmod(self: ArrayLike, other: ArrayLike) -> jax.Array:
     """The remainder of C, with the sign of ``self``.
 
     Raises:
         RuntimeError: the remainder of integers by zero (eager calls).
     """
-    return jnp.fmod(self, other)
+    return _fmod_of(self, other)
 
 
 def _gcd(x: jax.Array, y: jax.Array) -> jax.Array:
