@@ -7,6 +7,7 @@ calls it once; and wraps the result. In-place and ``out=`` variants are derived 
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterable
@@ -466,9 +467,12 @@ class Functional:
         if self.op.eager and self.runs_eagerly(args, kwargs):
             with jax.enable_x64(not narrow):
                 return _strong(_call(self.op, Decoder(tuple(call.key), n, call.arrays), None)), None
-        dtypes = self.wide_dtypes(key, call, args, kwargs) if narrow else None
-        if narrow and not narrow_storage:
-            _refuse_cut(self.func, dtypes)
+        dtypes = None
+        if narrow:
+            dtypes = self.wide_dtypes(key, call, args, kwargs)
+            call.arrays = [_narrowed(a, self.func) for a in call.arrays]
+            if not narrow_storage:
+                _refuse_cut(self.func, dtypes)
         with jax.enable_x64(not narrow):
             if self.op.key:
                 return self.draw(call, n, enter=False), dtypes
@@ -553,6 +557,7 @@ class InPlace(Functional):
         super().__init__(func, op)
         self.written = schema.written(func)
         self.fresh = schema.fresh_returns(func)
+        self.lists = all(self.kinds[name] == TENSORS for name in self.written)
         names = [a.name for a in func._schema.arguments]
         self.index = {name: names.index(name) for name in self.written}
         self.returned = [
@@ -565,11 +570,14 @@ class InPlace(Functional):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         targets = self.targets(args, kwargs)
-        for t in targets:
-            _check_writable(t, self.func)
+        if self.func.overloadpacket.__name__ not in _WRITE_ONE_VALUE:
+            for t in targets:
+                _check_writable(t, self.func)
         boxes = {id(t._box) for t in targets}
+        if len(boxes) != len(targets) and self.lists:
+            return self.one_by_one(args, kwargs)
         if len(boxes) != len(targets) or (self.op.eager and self.runs_eagerly(args, kwargs)):
-            # A shared storage: compute all, then write each where the last one left the storage.
+            # Compute all, then write each where the last one left the storage.
             return _run_in_place(self.func, schema.functional(self.func), args, kwargs)
         call = self.encode(args, kwargs)
         outs, _ = self.invoke(call, args, kwargs)
@@ -577,6 +585,26 @@ class InPlace(Functional):
         for t, array in zip(targets, arrays, strict=True):
             t._box.array = array
         return self.results([wrap(f, call.device or devices.torch_device(0)) for f in fresh], args, kwargs)
+
+    def one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Lists in which a storage comes twice: as in PyTorch, each element sees what the ones before it wrote."""
+        first = self.index[self.written[0]]
+        n = len(args[first] if first < len(args) else kwargs[self.written[0]])
+
+        def element(kind: int, a: Any, i: int) -> Any:
+            return [a[i]] if kind in (TENSORS, NUMBERS) and isinstance(a, (list, tuple)) and len(a) == n else a
+
+        for i in range(n):
+            self.of_one()(
+                tuple(element(k, a, i) for k, a in zip(self.positional, args, strict=False)),
+                {name: element(self.kinds[name], a, i) for name, a in kwargs.items()},
+            )
+
+    def of_one(self) -> InPlace:
+        """The same plan for lists of one element, among whose several arguments a storage may still come twice."""
+        one = copy.copy(self)
+        one.lists = False
+        return one
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         found: list[Tensor] = []
@@ -694,6 +722,9 @@ def _type_name(dtype: Any) -> str:
     }  # fmt: skip
     name = np.dtype(dtype).name
     return names.get(name, name)
+
+
+_WRITE_ONE_VALUE = {"fill_", "zero_"}  # which PyTorch lets write where elements share a place
 
 
 def _check_writable(t: Tensor, func: Any) -> None:
@@ -851,10 +882,30 @@ def _wide_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], encode: Encoder)
                 yield TORCH_DTYPE_TO_JAX[t.dtype]
 
 
+def _narrowed(a: Any, func: Any) -> Any:
+    """A 64-bit array as one of 32 bits, for a program that has no 64-bit values.
+
+    Raises:
+        OverflowError: an integer, known now, does not fit.
+    """
+    if not isinstance(a, jax.Array) or np.dtype(a.dtype) not in NARROWED:
+        return a
+    if isinstance(a, _Tracer):
+        return jax.lax.convert_element_type(a, NARROWED[np.dtype(a.dtype)])
+    values = np.asarray(a)  # not by JAX: under the trace that would be a tracer
+    small = values.astype(NARROWED[values.dtype])
+    if small.dtype.kind in "iu" and not (small == values).all():
+        raise OverflowError(
+            f"{func}: a {a.dtype} tensor with values beyond 32 bits enters a JAX program whose x64 flag is off. Use "
+            "torchax.interop.jax_jit, or switch x64 on around it (jax.enable_x64(True))."
+        )
+    return small
+
+
 def _refuse_cut(func: Any, dtypes: Any) -> None:
     for dtype in _flat([dtypes] if not isinstance(dtypes, (list, tuple)) else dtypes):
         if dtype in (torch.float64, torch.complex128):
-            raise TypeError(
+            raise RuntimeError(  # a TypeError would read "unsupported operand" after a + b
                 f"{func} gives {dtype} here, which would be cut to 32 bits: this jax.jit (grad, vmap ...) runs with JAX's x64 "
                 "flag off. Use torchax.interop.jax_jit, or switch x64 on around it (jax.enable_x64(True)), or convert to "
                 "float32."

@@ -22,7 +22,7 @@ from torchax.views import ROOT
 _saved: weakref.WeakKeyDictionary[Storage, tuple[Any, weakref.ref[torch.UntypedStorage]]] = weakref.WeakKeyDictionary()
 # Storages on their way in: PyTorch holds an empty storage on the device, which stands for these bytes until ``set_``.
 _loading: dict[int, tuple[weakref.ref[torch.UntypedStorage], torch.UntypedStorage, dict[torch.dtype, Storage]]] = {}
-_LOCATION = "_torchax_location"
+_LOCATION, _BYTES = "_torchax_location", "_torchax_bytes"
 
 
 def reduce(t: Tensor) -> tuple[Any, ...]:
@@ -44,16 +44,33 @@ def reduce(t: Tensor) -> tuple[Any, ...]:
 class _Storage(torch.storage.TypedStorage):
     """What ``torch.save`` takes for a storage as it is, and ``pickle`` asks how to pickle."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls)  # PyTorch's own refuses subclasses that fix no dtype
+
     def __reduce__(self) -> Any:
-        cpu = self._untyped_storage
-        values = torch.empty(0, dtype=torch.uint8).set_(cpu)
-        return _unpickle, (values.numpy().tobytes(), self.dtype, getattr(cpu, _LOCATION))
+        return _typed, (getattr(self._untyped_storage, _BYTES), self.dtype)
 
 
-def _unpickle(data: bytes, dtype: torch.dtype, location: str) -> torch.storage.TypedStorage:
+def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+class _Bytes:
+    """Pickles as a storage's bytes: one object a storage, so that ``pickle`` keeps tensors of one storage together."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = weakref.ref(storage)
+
+    def __reduce__(self) -> Any:
+        storage = self.storage()
+        assert storage is not None  # the tensor being pickled holds it
+        values = torch.empty(0, dtype=torch.uint8).set_(storage)
+        return _from_bytes, (values.numpy().tobytes(), getattr(storage, _LOCATION))
+
+
+def _from_bytes(data: bytes, location: str) -> torch.UntypedStorage | None:
     cpu = torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage() if data else torch.UntypedStorage(0)
-    restored = _restore(cpu, location)
-    return torch.storage.TypedStorage(wrap_storage=restored, dtype=dtype, _internal=True)
+    return _restore(cpu, location)
 
 
 class _AsTensor:
@@ -82,6 +99,7 @@ def _cpu_storage(t: Tensor) -> torch.UntypedStorage:
         cpu = cpu.to(t.dtype)  # 64-bit values stored in 32
     storage = cpu.untyped_storage()
     setattr(storage, _LOCATION, f"jax:{t.device.index or 0}")
+    setattr(storage, _BYTES, _Bytes(storage))
     _saved[box] = (array, weakref.ref(storage))
     return storage
 

@@ -207,8 +207,8 @@ def _on_meta(op: Any, a: Metadata, offset: int, args: tuple[Any, ...], kwargs: t
 
 _derived = functools.lru_cache(maxsize=16384)(_on_meta)
 
-# Only these look at the offset (it must be a multiple of the new item's size); for others the result moves with it.
-_USES_OFFSET = {aten.view.dtype, aten.view_as_complex.default}
+# These count the offset in items of another size; for others the result's moves with it.
+_USES_OFFSET = {aten.view.dtype, aten.view_as_complex.default, aten.view_as_real.default}
 
 
 def derive(op: Any, view: View, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[View]:

@@ -39,7 +39,18 @@ class Step:
 
     @property
     def positioned(self) -> bool:
+        """Whether the step has a position."""
         return False
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether one element of the source may be read twice."""
+        return False
+
+    @property
+    def rearranging(self) -> bool:
+        """Whether the step reads elements as they are, and so an index as well as a value."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,10 @@ class Expand(Step):
 
     def read(self, x: Any, at: Any) -> Any:
         return jnp.broadcast_to(x, self.shape)
+
+    @property
+    def overlapping(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +148,10 @@ class Unfold(Step):
         windows = jnp.take(x, index, axis=self.dim)
         return jnp.moveaxis(windows, self.dim + 1, -1)
 
+    @property
+    def overlapping(self) -> bool:
+        return self.step < self.size
+
 
 @dataclass(frozen=True, slots=True)
 class Strided(Step):
@@ -154,6 +173,15 @@ class Strided(Step):
     def positioned(self) -> bool:
         return True
 
+    @property
+    def overlapping(self) -> bool:
+        reach = 0
+        for stride, size in sorted((s, n) for n, s in zip(self.shape, self.strides, strict=True) if n != 1):
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Bitcast(Step):
@@ -166,6 +194,10 @@ class Bitcast(Step):
 
     def write(self, x: Any, at: Any, value: Any) -> Any:
         return _bitcast(value, x.dtype).reshape(x.shape)
+
+    @property
+    def rearranging(self) -> bool:
+        return False
 
 
 def _bitcast(x: Any, dtype: np.dtype) -> Any:
@@ -196,6 +228,10 @@ class AsReal(Step):
     def write(self, x: Any, at: Any, value: Any) -> Any:
         return lax.complex(value[..., 0], value[..., 1])
 
+    @property
+    def rearranging(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class AsComplex(Step):
@@ -204,6 +240,10 @@ class AsComplex(Step):
 
     def write(self, x: Any, at: Any, value: Any) -> Any:
         return jnp.stack([value.real, value.imag], -1)
+
+    @property
+    def rearranging(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +254,10 @@ class Conj(Step):
     def write(self, x: Any, at: Any, value: Any) -> Any:
         return jnp.conj(value)
 
+    @property
+    def rearranging(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Negate(Step):
@@ -222,6 +266,10 @@ class Negate(Step):
 
     def write(self, x: Any, at: Any, value: Any) -> Any:
         return -value
+
+    @property
+    def rearranging(self) -> bool:
+        return False
 
 
 class Chain:
@@ -242,6 +290,10 @@ class Chain:
 
     def write(self, array: Any, operands: Any, value: Any) -> Any:
         """The storage's array after ``value`` (of the view's shape and dtype) is written to the view."""
+        if any(step.overlapping for step in self.steps[:-1]) and all(step.rearranging for step in self.steps):
+            # Written step by step, a step that reads an element twice would put its old value back beside the new one.
+            index = self.read(_iota(array.size).reshape(array.shape), operands)
+            return array.reshape(-1).at[index.reshape(-1)].set(value.reshape(-1)).reshape(array.shape)
         at = iter(operands)
         path = [array]
         positions = [next(at) if step.positioned else None for step in self.steps]
