@@ -18,7 +18,7 @@ _coexistence.check()
 
 import torch
 
-from torchax import amp, backend, config, ops, pytree, tensor, types, util, view
+from torchax import amp, backend, config, indexing, ops, pytree, tensor, types, util, view
 from torchax.environment import Environment, default_env
 from torchax.errors import OperatorNotFound
 from torchax.modes import (
@@ -48,6 +48,7 @@ __all__ = [
     "enable_accuracy_mode",
     "enable_globally",
     "enable_performance_mode",
+    "indexing",
     "ops",
     "pytree",
     "tensor",
