@@ -9,7 +9,7 @@ from typing import Any
 
 FILE = Path(__file__).with_name("exceptions.toml")
 CHECKS = frozenset({"forward", "eager", "grad", "inplace", "out", "views", "errors"})
-BOUNDS = frozenset({"float64", "ties", "shape", "differs"})
+BOUNDS = frozenset({"float64", "ties", "phase", "shape", "differs"})
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Known:
 
     - ``"float64"``: the device's largest error against CPU's float64 answer is at most twice that of CPU itself;
     - ``"ties"``: indices may differ between equal elements, and pick the same values;
+    - ``"phase"``: vectors may differ by a sign or a complex phase: absolute values are compared;
     - ``"shape"``: only dtype and shape are compared;
     - ``"differs"``: nothing is compared.
     """
