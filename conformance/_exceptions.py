@@ -16,6 +16,8 @@ BOUNDS = frozenset({"float64", "ties", "phase", "shape", "differs"})
 class Known:
     """One entry: where it holds, and what is compared instead of `assert_close`'s defaults.
 
+    The operator ``"*"`` is every one without an entry of its own; then ``witness`` names one that needs the exception.
+
     ``bound`` is ``{rtol=…, atol=…}`` or one of
 
     - ``"float64"``: the device's largest error against CPU's float64 answer is at most twice that of CPU itself;
@@ -30,6 +32,7 @@ class Known:
     checks: tuple[str, ...]
     bound: Any
     reason: str
+    witness: str
 
 
 def load(path: Path = FILE) -> list[Known]:
@@ -40,14 +43,19 @@ def load(path: Path = FILE) -> list[Known]:
     """
     found: list[Known] = []
     for entry in tomllib.loads(path.read_text()).get("exception", []):
-        if entry.keys() != {"operator", "dtype", "check", "bound", "reason"} or not entry["reason"].strip():
+        witness = entry.pop("witness", entry.get("operator"))
+        if (
+            entry.keys() != {"operator", "dtype", "check", "bound", "reason"}
+            or witness == "*"
+            or not entry["reason"].strip()
+        ):
             raise ValueError(f"an exception has operator, dtype, check, bound and reason, not {entry}")
         bound, dtypes = entry["bound"], entry["dtype"]
         if bound not in BOUNDS and not (isinstance(bound, dict) and bound.keys() == {"rtol", "atol"}):
             raise ValueError(f"{entry['operator']}: {bound} is neither {{rtol, atol}} nor one of {sorted(BOUNDS)}")
         if not CHECKS.issuperset(entry["check"]):
             raise ValueError(f"{entry['operator']}: no check is called {entry['check']}")
-        found.append(Known(entry["operator"], tuple(dtypes), tuple(entry["check"]), bound, entry["reason"]))
+        found.append(Known(entry["operator"], tuple(dtypes), tuple(entry["check"]), bound, entry["reason"], witness))
     places = [(k.operator, d, c) for k in found for d in k.dtypes for c in k.checks]
     for place in places:
         if places.count(place) > 1:
@@ -57,4 +65,5 @@ def load(path: Path = FILE) -> list[Known]:
 
 def find(known: list[Known], operator: str, dtype: str, check: str) -> Known | None:
     """The entry for an operator (an `op_db` name, or ``aten::`` name in a replay), dtype and check."""
-    return next((k for k in known if k.operator == operator and dtype in k.dtypes and check in k.checks), None)
+    fitting = [k for k in known if k.operator in (operator, "*") and dtype in k.dtypes and check in k.checks]
+    return min(fitting, key=lambda k: k.operator == "*", default=None)

@@ -10,7 +10,7 @@ import torchax  # noqa: F401  registers the device
 
 SAMPLES = 5
 KNOWN = load()
-PLACES = [(k.operator, d, c) for k in KNOWN if not k.operator.startswith("aten::") for d in k.dtypes for c in k.checks]
+PLACES = [(k.witness, d, c) for k in KNOWN if not k.operator.startswith("aten::") for d in k.dtypes for c in k.checks]
 
 
 @pytest.mark.filterwarnings("ignore")
