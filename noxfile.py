@@ -47,10 +47,19 @@ def _no_torch(session: nox.Session) -> None:
     session.run("python", "-c", code)
 
 
-def _lint(session: nox.Session) -> None:
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy")
+def _all(session: nox.Session, *commands: tuple[str, ...]) -> None:
+    """Run every command, and fail at the end if one did: one run shows all that is wrong."""
+    failed = []
+    for command in commands:
+        try:
+            session.run(*command)
+        except nox.command.CommandFailed:
+            failed.append(" ".join(command))
+    if failed:
+        session.error(f"failed: {'; '.join(failed)}")
+
+
+LINT = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
 
 
 @nox.session
@@ -63,9 +72,8 @@ def tests(session: nox.Session, part: str) -> None:
         _pytest(session, "-n", "2", *models)
     elif part == "whole":
         _install(session, "train", *_group("train"), *_group("core", "conformance"), *CHECK)
-        _pytest(session, "-n", "2", "conformance")
-        _pytest(session, "docs/test_readme.py")
-        _lint(session)
+        pytest = ("python", "-m", "pytest", "-q")
+        _all(session, (*pytest, "-n", "2", "conformance"), (*pytest, "docs/test_readme.py"), *LINT)
     else:
         _install(session, part, *_group(part))
         if part == "ops":
@@ -77,7 +85,7 @@ def tests(session: nox.Session, part: str) -> None:
 def lint(session: nox.Session) -> None:
     """ruff, its formatter, and mypy on the public modules of all packages."""
     _install(session, "train", *CHECK)
-    _lint(session)
+    _all(session, *LINT)
 
 
 @nox.session
