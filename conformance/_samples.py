@@ -12,18 +12,24 @@ import numpy as np
 import torch
 
 
-def entries(patterns: list[str]) -> Iterator[Any]:
-    """The `op_db` entries whose name (or name with variant, or aten name) matches one of the patterns; all if none."""
+def entries(patterns: list[str], part: str = "") -> Iterator[Any]:
+    """The `op_db` entries whose name (or name with variant, or aten name) matches one of the patterns; all if none.
+
+    ``part`` is ``"i/n"``: of these the i-th, the (i + n)-th and so on.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
 
+    found = []
     for op in op_db:
         if op.name.startswith("jiterator"):  # compiles CUDA source: no other device has it
             continue
         names = {op.name, op.formatted_name, op.aten_name or "", op.name.rpartition(".")[2]}
         if not patterns or any(fnmatch.fnmatch(n, p) for n in names for p in patterns):
-            yield op
+            found.append(op)
+    first, step = map(int, part.split("/")) if part else (0, 1)
+    return iter(found[first::step])
 
 
 def samples(op: Any, dtype: torch.dtype, device: str, count: int, requires_grad: bool = False) -> list[Any]:

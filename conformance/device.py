@@ -17,7 +17,6 @@ import collections
 import json
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import Any
 
 import _jax_settings  # noqa: F401  must come before jax
 import torch
+from _compare import call, close, short, wide
 from _exceptions import Known, find, load
 from _samples import entries, samples
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -84,19 +84,11 @@ class Sample:
         moved = tree_map(move, (self.input, self.args, self.kwargs))
         return Sample(self.op, *moved, self.process, self.broadcasts, self.known, self.random)
 
-    def wide(self) -> Sample:
-        """A CPU copy in float64 or complex128, for a truth to measure both answers by."""
-        to = {True: torch.complex128, False: torch.float64}
-
-        def widen(x: Any) -> Any:
-            if isinstance(x, torch.Tensor):
-                copy = x.detach().to(to[x.is_complex()]) if x.is_floating_point() or x.is_complex() else x.detach()
-                return copy.clone().requires_grad_(x.requires_grad)
-            floating = isinstance(x, torch.dtype) and (x.is_floating_point or x.is_complex)
-            return to[x.is_complex] if floating else x
-
-        moved = tree_map(widen, (self.input, self.args, self.kwargs))
-        return Sample(self.op, *moved, self.process)
+    def exact(self) -> Sample | None:
+        """A CPU copy in float64, where an exception asks for that truth."""
+        if self.known is None or self.known.bound != "float64":
+            return None
+        return Sample(self.op, *wide((self.input, self.args, self.kwargs)), self.process)
 
     def run(self, fn: Callable[..., Any] | None = None, **more: Any) -> Any:
         return (fn or self.op)(self.input, *self.args, **self.kwargs, **more)
@@ -128,52 +120,13 @@ def same(got: Any, want: Any, sample: Sample, what: str = "", truth: Any = None)
         assert g.device.type == DEVICE, f"{where}on {g.device}"
         assert g.dtype == w.dtype, f"{where}dtype {g.dtype}, not {w.dtype}"
         assert g.shape == w.shape, f"{where}shape {tuple(g.shape)}, not {tuple(w.shape)}"
-        if sample.known and sample.known.bound == "ties" and (i or len(ours) == 1):
-            _ties(g.cpu(), w, sample, where)
-        else:
-            values(g, w, sample, where, t)
+        values(g, w, sample, where, t)
 
 
 def values(got: torch.Tensor, want: torch.Tensor, sample: Sample, where: str, truth: Any = None) -> None:
-    """`assert_close` at its defaults, or what a known exception says instead."""
-    bound = sample.known.bound if sample.known else {}
-    if sample.random or sample.op.name.startswith(UNDEFINED) or bound in ("shape", "differs"):
-        return
-    got, want = (t.detach().cpu().resolve_conj().resolve_neg() for t in (got, want))
-    if bound == "phase":
-        got, want = got.abs(), want.abs()
-    try:
-        torch.testing.assert_close(got, want, equal_nan=True, **(bound if isinstance(bound, dict) else {}))
-    except AssertionError as error:
-        if bound == "float64" and isinstance(truth, torch.Tensor):
-            _as_near(got, want, truth, where)
-            return
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise AssertionError(where + " | ".join(lines[:4])) from None
-
-
-def _as_near(got: torch.Tensor, want: torch.Tensor, truth: torch.Tensor, where: str) -> None:
-    """The device's largest error against float64 is at most twice CPU's, and one of rounding."""
-    theirs, ours = ((t.to(truth.dtype) - truth).abs().nan_to_num(0, 0, 0).max().item() for t in (want, got))
-    assert torch.equal(got.isfinite(), want.isfinite()), f"{where}infinite or NaN where CPU is not, or not where it is"
-    size = truth.abs().nan_to_num(0, 0, 0).max().item()
-    near = ours <= 2 * theirs and ours <= max(0.1 * size, 1e-3)
-    assert near, f"{where}error against float64's {size:.3g}: device {ours:.3g}, CPU {theirs:.3g}"
-
-
-def _ties(got: torch.Tensor, want: torch.Tensor, sample: Sample, where: str) -> None:
-    """Indices may differ where several elements are equal: both must pick the same elements of the input."""
-    source = sample.input.detach().cpu()
-
-    def pick(index: torch.Tensor, dim: int) -> Any:
-        full = index if index.dim() == source.dim() else index.unsqueeze(dim)
-        return attempt(lambda: source.gather(dim, full).reshape(index.shape))[0]
-
-    for dim in range(max(source.dim(), 1)):
-        ours, theirs = (pick(index, dim) for index in (got, want))
-        if ours is not None and theirs is not None and torch.equal(ours, theirs):
-            return
-    raise AssertionError(f"{where}indices that pick other elements")
+    if not sample.random and not sample.op.name.startswith(UNDEFINED):
+        source = sample.input if isinstance(sample.input, torch.Tensor) else None
+        close(got, want, sample.known and sample.known.bound, where, truth, source)
 
 
 def attempt(fn: Callable[[], Any]) -> tuple[Any, Exception | None]:
@@ -196,8 +149,8 @@ def reference(sample: Sample, fn: Callable[..., Any] | None = None) -> Any:
 
 
 def truth_of(sample: Sample, fn: Callable[..., Any] | None = None) -> Any:
-    """What CPU answers in float64, where an exception asks for it."""
-    return sample.wide().run(fn) if sample.known and sample.known.bound == "float64" else None
+    exact = sample.exact()
+    return exact and exact.run(fn)
 
 
 # --------------------------------------------------------------------------------------------------- checks
@@ -211,7 +164,7 @@ def check_forward(sample: Sample) -> None:
         _raises(lambda: ours.run(), error)
         return
     ours.random = cpu.random
-    exact = sample.wide() if sample.known and sample.known.bound == "float64" else None
+    exact = sample.exact()
     same(ours.run(), want, ours, truth=exact and exact.run())
     for i, (moved, given) in enumerate(zip(ours.leaves, cpu.leaves)):  # what the call may have written
         values(moved, given, ours, f"input {i} after it: ", exact and exact.leaves[i])
@@ -237,8 +190,8 @@ def check_grad(sample: Sample) -> None:
     leaves = [x for x in ours.leaves if x.requires_grad]
     found = torch.autograd.grad(got, leaves, [s.to(DEVICE) for s in seeds], allow_unused=True)
     truths = [None] * len(grads)
-    if sample.known and sample.known.bound == "float64":
-        exact = sample.wide()
+    exact = sample.exact()
+    if exact is not None:
         truth = [o for o in tensors(sample.process(exact.run())) if o.requires_grad]
         inputs = [x for x in exact.leaves if x.requires_grad]
         truths = torch.autograd.grad(truth, inputs, [s.to(o.dtype) for s, o in zip(seeds, truth)], allow_unused=True)
@@ -272,8 +225,8 @@ def check_inplace(sample: Sample) -> None:
     if error is None:
         ours.random = cpu.random
         ours.run(variant)
-        truth = truth_of(sample, variant)
-        truth = None if truth is None else torch.stack([sample.wide().input, truth])
+        exact = sample.exact()
+        truth = exact and torch.stack([exact.input.clone(), exact.run(variant)])
         same(other, base, ours, "the base of a view: ", truth)
 
 
@@ -395,26 +348,7 @@ class Result:
     faults: list[str] = field(default_factory=list)
 
 
-def describe(sample: Sample) -> str:
-    def one(x: Any) -> str:
-        if isinstance(x, torch.Tensor):
-            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{'' if x.is_contiguous() else 'n'}"
-        if isinstance(x, (list, tuple)):
-            return "[" + ", ".join(map(one, x)) + "]"
-        return repr(x)
-
-    args = [one(a) for a in (sample.input, *sample.args)] + [f"{k}={one(v)}" for k, v in sample.kwargs.items()]
-    return f"({', '.join(args)})"
-
-
-def short(error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "torchax" in f.filename]
-    at = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-    return f"{kind}{' '.join(str(error).split())[:400]}{at}"
-
-
-def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known], strict: bool = True) -> Result:
+def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known]) -> Result:
     """One check of one entry in one dtype, on at most ``count`` samples."""
     name = str(dtype).removeprefix("torch.")
     result = Result(op.formatted_name, name, check, known=find(known, op.formatted_name, name, check))
@@ -428,7 +362,7 @@ def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known],
         found = [Sample(op, s.input, s.args, s.kwargs, s.output_process_fn_grad, s.broadcasts_input) for s in found]
         body = SAMPLED[check]
     for sample in found:
-        sample.known = result.known if strict else None
+        sample.known = result.known
         if sample.known is not None and sample.known.bound == "differs":
             continue
         try:
@@ -438,7 +372,7 @@ def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known],
             continue
         except Exception as error:  # any error is this sample's fault
             result.failed += 1
-            result.faults.append(f"{describe(sample)}: {short(error)}")
+            result.faults.append(f"{call((sample.input, *sample.args), sample.kwargs)}: {short(error)}")
             result.error = result.error or result.faults[0]
     return result
 
@@ -458,10 +392,7 @@ def main() -> int:
 
     known = load()
     split = lambda text: [t for t in text.split(",") if t]  # noqa: E731
-    ops = list(entries(split(options.ops)))
-    if options.part:
-        i, n = map(int, options.part.split("/"))
-        ops = ops[i::n]
+    ops = list(entries(split(options.ops), options.part))
     passed, failed, kinds = 0, 0, collections.Counter()
     for op in ops:
         dtypes = [getattr(torch, t) for t in split(options.dtypes)]

@@ -15,7 +15,6 @@ import collections
 import dataclasses
 import fnmatch
 import importlib
-import os
 import pkgutil
 import sys
 import traceback
@@ -26,7 +25,10 @@ import _jax_settings  # noqa: F401  must come before jax
 import jax
 import numpy as np
 import torch
+from _compare import call as arguments
+from _compare import close, short, wide, wide_dtype
 from _convert import NotReplayable, to_jax, to_numpy_dtype, to_torch
+from _exceptions import Known, find, load
 from _samples import entries, samples
 from _schema import DROPPED, functional_name, is_out, is_traced, is_view, mutated, schema_name
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -109,14 +111,24 @@ class Recorder(TorchDispatchMode):
         except RuntimeError:
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
-        results = list(out) if isinstance(out, (tuple, list)) and len(func._schema.returns) != 1 else [out]
-        results = [] if not func._schema.returns else results
-        twin = functional_name(func)
-        if twin != name and len(_returns(twin)) != len(results):
-            by_name = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
-            results += [by_name[a.name] for a in mutated(func) if a.name in by_name]
-        self.calls.append(Call(func, *before, _copy(results), self.entry, self.backward))
+        self.calls.append(Call(func, *before, _copy(_written(func, args, kwargs, out)), self.entry, self.backward))
         return out
+
+
+def _written(func: Any, args: Any, kwargs: Any, out: Any) -> list[Any]:
+    """What the functional twin of a call returns: its results, or its results and what it wrote."""
+    found = list(out) if isinstance(out, (tuple, list)) and len(func._schema.returns) != 1 else [out]
+    found = [] if not func._schema.returns else found
+    twin = functional_name(func)
+    if twin != schema_name(func) and len(_returns(twin)) != len(found):
+        by_name = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
+        found += [by_name[a.name] for a in mutated(func) if a.name in by_name]
+    return found
+
+
+def results(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """A call's results on CPU, as `_written` lists them, flat."""
+    return _flat(_written(func, args, kwargs, func(*args, **kwargs)))
 
 
 def _returns(name: str) -> list[Any]:
@@ -222,14 +234,18 @@ def _flat(results: Any) -> list[Any]:
     return [r for r in tree_iter(results) if r is not None]
 
 
-def compare(actual: Any, expected: list[Any], call: Call) -> None:
+def compare(actual: Any, expected: list[Any], call: Call, bound: Any = None) -> None:
     """Raise an AssertionError where a result's dtype, shape or values are not PyTorch's."""
     name = functional_name(call.func)
     derived = name != schema_name(call.func)  # core converts to the dtype of what is written
     random = torch.Tag.nondeterministic_seeded in call.func.tags
     got, want = _flat(actual), _flat(expected)
     assert len(got) == len(want), f"{len(got)} results, not {len(want)}"
-    for i, (g, w) in enumerate(zip(got, want)):
+    truths: list[Any] = [None] * len(got)
+    if bound == "float64":
+        truths = results(call.func, *wide((call.args, call.kwargs)))
+    source = next((x for x in call.args if isinstance(x, torch.Tensor)), None)
+    for i, (g, w, truth) in enumerate(zip(got, want, truths)):
         where = f"result {i}: " if len(want) > 1 else ""
         if not isinstance(w, torch.Tensor):
             assert np.asarray(g).item() == w or (w != w and g != g), f"{where}{g}, not {w}"
@@ -246,14 +262,10 @@ def compare(actual: Any, expected: list[Any], call: Call) -> None:
         assert not weak, f"{where}weakly typed: a Python number's dtype leaks"
         if random or name.startswith(_SHAPE_ONLY):
             continue
-        try:
-            torch.testing.assert_close(to_torch(g), w.detach().resolve_conj().resolve_neg(), equal_nan=True)
-        except AssertionError as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            raise AssertionError(where + " | ".join(lines[:4])) from None
+        close(to_torch(g), w, bound, where, truth, source)
 
 
-def check_forward(op: Any, call: Call, jit: bool) -> None:
+def check_forward(op: Any, call: Call, jit: bool, limit: Any = None) -> None:
     """Values, dtype and shape of one call; ``eager`` operators never run under `jit`."""
     bound = bind(op, call)
     if op.check is not None:
@@ -261,31 +273,42 @@ def check_forward(op: Any, call: Call, jit: bool) -> None:
         kwargs.pop("key", None)
         op.check(*args, **kwargs)
     run = jax.jit(bound) if jit and not op.eager else bound
-    compare(run(bound.traced), call.results, call)
+    compare(run(bound.traced), call.results, call, limit)
 
 
 def _differentiable(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def check_grad(op: Any, call: Call) -> bool:
+def _autograd(func: Any, args: Any, kwargs: Any, seeds: Any = None) -> tuple[list[Any], list[int], list[Any]]:
+    """Gradients of a call's differentiable inputs, which results they are of, and the cotangents."""
+    leaves, spec = tree_flatten((args, kwargs))
+    leaves = [x.detach().clone().requires_grad_() if _differentiable(x) else x for x in leaves]
+    args, kwargs = tree_unflatten(leaves, spec)
+    outs = [o for o in _flat(func(*args, **kwargs)) if isinstance(o, torch.Tensor)]
+    picked = [i for i, o in enumerate(outs) if o.requires_grad]
+    inputs = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not picked or not inputs:
+        return [], [], []
+    if seeds is None:
+        torch.manual_seed(0)
+        seeds = [torch.randn(outs[i].shape, dtype=wide_dtype(outs[i].dtype)).to(outs[i].dtype) for i in picked]
+    cotangents = [s.to(outs[i].dtype) for s, i in zip(seeds, picked)]
+    found = torch.autograd.grad([outs[i] for i in picked], inputs, cotangents, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs)], picked, seeds
+
+
+def check_grad(op: Any, call: Call, limit: Any = None) -> bool:
     """`jax.vjp` against autograd of the same call; False where there is nothing to differentiate."""
     if op.eager or call.backward or mutated(call.func) or torch.Tag.nondeterministic_seeded in call.func.tags:
         return False
-    leaves, spec = tree_flatten((call.args, call.kwargs))
-    leaves = [x.detach().clone().requires_grad_() if _differentiable(x) else x for x in leaves]
-    args, kwargs = tree_unflatten(leaves, spec)
     try:
-        outs = [o for o in _flat(call.func(*args, **kwargs)) if isinstance(o, torch.Tensor)]
-        picked = [i for i, o in enumerate(outs) if o.requires_grad]
-        inputs = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
-        if not picked or not inputs:
-            return False
-        generator = torch.Generator().manual_seed(0)
-        seeds = [torch.randn(outs[i].shape, generator=generator, dtype=torch.float64).to(outs[i].dtype) for i in picked]
-        want = torch.autograd.grad([outs[i] for i in picked], inputs, seeds, allow_unused=True)
+        want, picked, seeds = _autograd(call.func, call.args, call.kwargs)
+        truths = _autograd(call.func, *wide((call.args, call.kwargs)), seeds)[0] if limit == "float64" else want
     except (RuntimeError, NotImplementedError):
         return False  # PyTorch has no derivative for this call
+    if not want:
+        return False
     bound = bind(op, call)
     where = [
         i
@@ -305,13 +328,8 @@ def check_grad(op: Any, call: Call) -> bool:
 
     values, cotangents = [bound.traced[i] for i in where], [jax.numpy.conj(to_jax(s)) for s in seeds]
     got = jax.jit(backward)(values, cotangents)
-    for i, (g, w) in enumerate(zip(got, want)):
-        w = torch.zeros_like(inputs[i]) if w is None else w
-        try:
-            torch.testing.assert_close(to_torch(jax.numpy.conj(g)), w.resolve_conj().resolve_neg(), equal_nan=True)
-        except AssertionError as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            raise AssertionError(f"gradient {i}: " + " | ".join(lines[:4])) from None
+    for i, (g, w, truth) in enumerate(zip(got, want, truths)):
+        close(to_torch(jax.numpy.conj(g)), w, limit, f"gradient {i}: ", truth)
     return True
 
 
@@ -319,30 +337,22 @@ def check_grad(op: Any, call: Call) -> bool:
 
 
 def describe(call: Call) -> str:
-    def one(x: Any) -> str:
-        if isinstance(x, torch.Tensor):
-            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-        if isinstance(x, (list, tuple)):
-            return "[" + ", ".join(map(one, x)) + "]"
-        return repr(x)
-
-    args = [one(a) for a in call.args] + [f"{k}={one(v)}" for k, v in call.kwargs.items()]
-    return f"{schema_name(call.func)}({', '.join(args)}) from {call.entry}"
+    return f"{schema_name(call.func)}{arguments(call.args, call.kwargs)} from {call.entry}"
 
 
-def short(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    frame = traceback.extract_tb(error.__traceback__)
-    inside = [f for f in frame if "torchax_ops" in f.filename]
-    at = f" at {os.path.basename(inside[-1].filename)}:{inside[-1].lineno}" if inside else ""
-    kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-    return f"{kind}{text[:400]}{at}"
+def limit_of(known: list[Known], call: Call, dtype: str, check: str) -> Any:
+    """The bound of an exception for this aten operator, else of one for the `op_db` entry that called it."""
+    check = "forward" if check == "eager" else check
+    place = find(known, functional_name(call.func), dtype, check), find(known, call.entry, dtype, check)
+    exact = [k for k in place if k is not None]
+    return min(exact, key=lambda k: k.operator == "*").bound if exact else None
 
 
-def replay(recorder: Recorder, checks: list[str], verbose: bool = False) -> dict[str, Any]:
+def replay(recorder: Recorder, checks: list[str], dtype: str, verbose: bool = False) -> dict[str, Any]:
     """Replay what was recorded: ``{functional name: {check: [passed, failed, first failure]}}``."""
     from torchax_ops import lookup
 
+    known = load()
     table: dict[str, dict[str, list[Any]]] = {}
     for call in recorder.calls:
         name = functional_name(call.func)
@@ -353,14 +363,13 @@ def replay(recorder: Recorder, checks: list[str], verbose: bool = False) -> dict
             continue
         for check in checks:
             cell = table.setdefault(name, {}).setdefault(check, [0, 0, ""])
+            limit = limit_of(known, call, dtype, check)
             try:
-                if check == "grad":
-                    with jax.enable_x64(True):
-                        if not check_grad(op, call):
-                            continue
-                else:
-                    with jax.enable_x64(True):
-                        check_forward(op, call, jit=check != "eager")
+                with jax.enable_x64(True):
+                    if check != "grad":
+                        check_forward(op, call, check != "eager", limit)
+                    elif not check_grad(op, call, limit):
+                        continue
                 cell[0] += 1
             except NotReplayable:
                 continue
@@ -395,6 +404,7 @@ def main() -> int:
     parser.add_argument("--checks", default="forward", help="forward (= jit), eager, grad")
     parser.add_argument("--max-samples", type=int, default=10)
     parser.add_argument("--cap", type=int, default=25, help="calls replayed for one overload and dtype")
+    parser.add_argument("--part", default="", help="i/n: the i-th of n parts of the entries")
     parser.add_argument("--missing", action="store_true")
     parser.add_argument("-v", action="store_true", help="every failure, not only the first")
     options = parser.parse_args()
@@ -404,19 +414,20 @@ def main() -> int:
     only = [t.removeprefix("aten::") for t in split(options.aten)]
     total: dict[str, dict[str, list[Any]]] = {}
     whole = Recorder(keep=False)
-    ops = list(entries(split(options.ops)))
+    ops = list(entries(split(options.ops), options.part))
     if not ops:
         print(f"no op_db entry matches {options.ops}")
         return 2
-    for dtype in (getattr(torch, t) for t in split(options.dtypes)):
+    for name in split(options.dtypes):
+        dtype = getattr(torch, name)
         recorder = Recorder(options.cap, not options.missing, only)
         for op in ops:
             if dtype in op.supported_dtypes("cpu"):
                 record(op, dtype, recorder, options.max_samples)
         checks = ["forward" if c == "jit" else c for c in split(options.checks)]
-        for name, row in replay(recorder, list(dict.fromkeys(checks)), options.v).items():
+        for aten, row in replay(recorder, list(dict.fromkeys(checks)), name, options.v).items():
             for check, cell in row.items():
-                into = total.setdefault(name, {}).setdefault(check, [0, 0, ""])
+                into = total.setdefault(aten, {}).setdefault(check, [0, 0, ""])
                 into[0] += cell[0]
                 into[1] += cell[1]
                 into[2] = into[2] or cell[2]
