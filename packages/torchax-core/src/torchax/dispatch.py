@@ -86,6 +86,12 @@ def build(func: Any) -> Plan:
         plan = find(func)
         if plan is not None:
             return plan
+    for layout in ("sparse", "quantize", "nested", "mkldnn"):
+        if layout in func._schema.name:
+            raise OperatorNotFound(
+                f"{schema.schema_name(func)}: device 'jax' holds dense (strided) tensors, not {layout} ones. Convert on CPU "
+                "first (.to_dense(), .dequantize(), torch.nested.to_padded_tensor) and move the result."
+            )
     raise OperatorNotFound(
         f"{schema.schema_name(func)} has no JAX function yet.\n  schema: {func._schema}\n"
         f"Register one with  torchax.ops.jaten.op(torch.ops.{func})  on a function of jax.Arrays, or run such operators "
@@ -397,6 +403,9 @@ class Functional:
                 key.append(_NUMBER)
                 scalar = _known_floats.get(a)
                 arrays.append(_float(a) if scalar is None else scalar)
+            elif t is int and kind != SKIPPED and -(2**31) <= a < 2**31:
+                key.append(_NUMBER)
+                arrays.append(a)
             elif a is None:
                 key.append(None)
             else:
@@ -511,11 +520,15 @@ class Functional:
         """Whether this call's result has a shape that depends on values."""
         if not callable(self.op.eager):
             return self.op.eager
-        return self.op.eager(*map(_concrete, args), **{k: _concrete(v) for k, v in kwargs.items()})
+        return self.op.eager(*map(_concrete, args), **self.concrete(kwargs))
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.op.check is not None
-        self.op.check(*map(_concrete, args), **{k: _concrete(v) for k, v in kwargs.items()})
+        self.op.check(*map(_concrete, args), **self.concrete(kwargs))
+
+    def concrete(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments that a function on arrays has."""
+        return {k: _concrete(v) for k, v in kwargs.items() if self.kinds[k] not in (SKIPPED, GENERATOR)}
 
     def wide_dtypes(self, key: tuple[Any, ...], call: Call, args: Any, kwargs: Any) -> Any:
         """PyTorch's dtypes of results that will be stored narrow: those of the same operator on wide inputs."""

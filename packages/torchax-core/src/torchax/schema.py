@@ -34,10 +34,10 @@ def kind_of(argument: Any, static: frozenset[str], traced: frozenset[str]) -> in
         return TENSOR
     if base in ("List[Tensor]", "List[Optional[Tensor]]"):
         return TENSORS
+    if base == "List[number]" or (argument.name in traced and base.startswith("List[")):
+        return NUMBERS
     if base in ("number", "float", "complex") or argument.name in traced:
         return TRACED
-    if base in ("List[number]",):
-        return NUMBERS
     return STATIC
 
 

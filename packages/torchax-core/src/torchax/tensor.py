@@ -261,6 +261,11 @@ class Tensor(torch.Tensor):
         text = text.replace(f"{type(self).__name__}(", "tensor(", 1)
         return f"Parameter containing:\n{text}" if isinstance(self, torch.nn.Parameter) else text
 
+    def __format__(self, spec: str) -> str:
+        if self.dim() == 0 and not isinstance(self._box.array, jax.core.Tracer):
+            return format(self.item(), spec)
+        return object.__format__(self, spec)
+
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_plain"], None
 

@@ -16,6 +16,11 @@ from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, t2j
 _BITS = {1: torch.uint8, 2: torch.uint16}
 
 
+def _is_numpys(dtype: np.dtype) -> bool:
+    """Whether numpy itself has the dtype (ml_dtypes adds bfloat16, float8 ...)."""
+    return dtype.isbuiltin == 1
+
+
 def numpy_view(t: torch.Tensor) -> np.ndarray:
     """A numpy array over a CPU tensor's memory (ml_dtypes for bfloat16 and float8), without a copy where possible."""
     t = t.detach()
@@ -28,7 +33,7 @@ def numpy_view(t: torch.Tensor) -> np.ndarray:
         raise TypeError("a quantized tensor cannot move to device 'jax': call .dequantize() first")
     t = t.resolve_conj().resolve_neg()
     dtype = t2j_dtype(t.dtype)
-    if dtype.kind == "V":  # ml_dtypes
+    if not _is_numpys(dtype):
         return t.view(_BITS[dtype.itemsize]).numpy().view(dtype)
     return t.numpy()
 
@@ -64,7 +69,7 @@ def to_torch(array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """
     values = np.array(array, order="C")
     found = JAX_DTYPE_TO_TORCH[np.dtype(values.dtype)]
-    if values.dtype.kind == "V":
+    if not _is_numpys(values.dtype):
         out = torch.from_numpy(values.view(f"u{values.dtype.itemsize}")).view(found)
     else:
         out = torch.from_numpy(values)
@@ -78,7 +83,7 @@ def alias_to_array(t: torch.Tensor) -> jax.Array:
         try:
             with jax.enable_x64(True):
                 dtype = TORCH_DTYPE_TO_JAX[t.dtype]
-                if t.dtype in (torch.bfloat16, torch.float16) or dtype.kind != "V":
+                if t.dtype is torch.bfloat16 or _is_numpys(dtype):
                     return jax.dlpack.from_dlpack(t)
         except (RuntimeError, ValueError, TypeError, BufferError):
             pass  # an unaligned buffer, or a dtype DLPack lacks: the copy below is right
