@@ -29,10 +29,9 @@ def to_numpy_dtype(dtype: torch.dtype) -> np.dtype:
     if dtype in _NUMPY:
         return _NUMPY[dtype]
     name = str(dtype).removeprefix("torch.")
-    try:
-        return np.dtype(name)
-    except TypeError:
-        raise NotReplayable(name) from None
+    if dtype == torch.complex32 or not hasattr(np, name):
+        raise NotReplayable(name)
+    return np.dtype(name)
 
 
 def to_torch_dtype(dtype: np.dtype) -> torch.dtype:

@@ -30,7 +30,7 @@ from _compare import close, short, wide, wide_dtype
 from _convert import NotReplayable, to_jax, to_numpy_dtype, to_torch
 from _exceptions import Known, find, load
 from _samples import entries, samples
-from _schema import DROPPED, functional_name, is_out, is_traced, is_view, mutated, schema_name
+from _schema import DROPPED, find_overload, functional_name, is_out, is_traced, is_view, mutated, schema_name
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
 
@@ -39,7 +39,7 @@ CORE_NAMES = """
     detach alias _to_copy copy copy_ lift lift_fresh resize_ _local_scalar_dense empty.memory_format empty_strided
     empty_like new_empty new_empty_strided _efficientzerotensor _reshape_alias resize_as_ _resize_output_ set_
     set_.source_Tensor set_.source_Storage_storage_offset record_stream _assert_async _assert_async.msg is_same_size
-    is_pinned _pin_memory
+    is_pinned _pin_memory allclose _linalg_check_errors
 """
 CORE = frozenset("aten::" + name for name in CORE_NAMES.split())
 _SHAPE_ONLY = ("aten::empty", "aten::new_empty", "aten::resize", "aten::_efficientzerotensor")
@@ -106,6 +106,11 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         self._seen.add(key)
         self._kept[func] += 1
+        if (
+            name == "aten::as_strided"
+            and args[0].untyped_storage().nbytes() != args[0].numel() * args[0].element_size()
+        ):
+            return func(*args, **kwargs)  # it reads what the array of its argument does not hold
         try:
             before = _copy((args, kwargs))
         except RuntimeError:
@@ -132,8 +137,6 @@ def results(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _returns(name: str) -> list[Any]:
-    from _schema import find_overload
-
     overload = find_overload(name)
     return overload._schema.returns if overload is not None else []
 
@@ -194,6 +197,9 @@ def bind(op: Any, call: Call) -> Bound:
     arguments = call.func._schema.arguments
     given = list(zip(arguments, call.args)) + [(a, call.kwargs[a.name]) for a in arguments if a.name in call.kwargs]
     given = [(a, v) for a, v in given if a.name not in DROPPED and not is_out(a)]
+    twin = find_overload(op.name)
+    needed = {a.name for a in twin._schema.arguments if not a.has_default_value()} - {a.name for a, _ in given}
+    given += [(a, a.default_value) for a in arguments if a.name in needed and a.has_default_value()]  # bernoulli_'s p
     traced: list[Any] = []
 
     def convert(kind: str, name: str, x: Any) -> Any:
