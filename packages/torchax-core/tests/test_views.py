@@ -198,7 +198,13 @@ def test_a_view_knows_its_base():
         made = [x[0], x.t()[1:], x.view(-1)[2:].unsqueeze(0), x.detach(), *x.unbind(1)]
         y = x.clone()
         same_memory = [v.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for v in (*made, y)]
-        return [v._is_view() for v in made], [v._base is x for v in made], same_memory, x.is_set_to(x), x.is_set_to(x[0])
+        return (
+            [v._is_view() for v in made],
+            [v._base is x for v in made],
+            same_memory,
+            x.is_set_to(x),
+            x.is_set_to(x[0]),
+        )
 
     check(program)
 
@@ -378,7 +384,9 @@ def test_an_expanded_tensor_reads_its_one_value_everywhere():
 # --- in-place operators through views, with autograd ----------------------------------------------------------------------
 
 
-def gradients(device: str, change: Callable[[torch.Tensor], Any], *, shape: Any = MATRIX, dtype: Any = torch.float32) -> Any:
+def gradients(
+    device: str, change: Callable[[torch.Tensor], Any], *, shape: Any = MATRIX, dtype: Any = torch.float32
+) -> Any:
     """What a function of a fresh non-leaf tensor does to it, and the gradient through that."""
     w = leaf(device, *shape, dtype=dtype)
     y = w * 2
