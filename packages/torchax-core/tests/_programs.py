@@ -1,4 +1,4 @@
-"""Small programs, each a function of the device's name, run on CPU and on ``jax`` and compared in all that a user sees."""
+"""Small programs, each a function of the device's name, run on CPU and on ``jax`` and compared in all a user sees."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def same(got: Any, want: Any, *, rtol: float | None = None, atol: float | None =
         where = f"result {i}: "
         if not isinstance(w, torch.Tensor):
             assert type(g) is type(w), f"{where}{g!r}, not {w!r}"
-            assert g == w or g != g and w != w, f"{where}{g!r}, not {w!r}"
+            assert g == w or (g != g and w != w), f"{where}{g!r}, not {w!r}"
             continue
         assert isinstance(g, torch.Tensor), f"{where}a {type(g).__name__}"
         assert g.device.type == DEVICE, f"{where}on {g.device}"

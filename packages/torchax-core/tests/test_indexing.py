@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 import torch
-from _programs import DEVICE, cases, check, leaf, outcome, ramp, refuses, same, weighted
+from _programs import DEVICE, cases, check, leaf, ramp, refuses, same, weighted
 
 SHAPE = (4, 3, 5)
 
@@ -102,7 +101,7 @@ IDS = [f"line{i.__code__.co_firstlineno}" for i in INDICES]
 
 @pytest.mark.parametrize("index", INDICES, ids=IDS)
 def test_reading_and_writing(index: Callable[[str], Any]):
-    """The value read, and what is left by a write of a tensor that broadcasts or, where one element is read, of a 0-d CPU one."""
+    """The value read, and what a write leaves: of a tensor that broadcasts, or of a 0-d CPU one to one element."""
 
     def program(device: str) -> Any:
         x = ramp(device, *SHAPE)
@@ -136,8 +135,8 @@ def an_index(draw: random.Random, device: str) -> Any:
     for n in SHAPE[: draw.randrange(1, 4)]:
         i, j = draw.randrange(-n, n), draw.randrange(n)
         parts.append(draw.choice([
-            i, slice(i, None), slice(None, j, 2), slice(None), ints(device, i, j), ints(device, [[j], [i]]), ints(device, j), [j, i],
-            torch.arange(n).to(device) % 2 == 0 if n != 5 else slice(1, 3),
+            i, slice(i, None), slice(None, j, 2), slice(None), ints(device, i, j), ints(device, [[j], [i]]),
+            ints(device, j), [j, i], torch.arange(n).to(device) % 2 == 0 if n != 5 else slice(1, 3),
         ]))  # fmt: skip
     if draw.random() < 0.4:
         parts.insert(draw.randrange(len(parts) + 1), None)
@@ -157,7 +156,7 @@ def test_random_mixes(seed: int):
     check(program)
 
 
-# --- what is a view, and what a copy ------------------------------------------------------------------------------------
+# --- what is a view, and what a copy --------------------------------------------------------------
 
 
 def test_ints_and_slices_give_views_and_tensors_copies():
@@ -261,7 +260,7 @@ def test_scalars_can_be_indexed():
     check(program)
 
 
-# --- with autograd --------------------------------------------------------------------------------------------------------
+# --- with autograd --------------------------------------------------------------------------------
 
 
 @cases(
@@ -319,7 +318,7 @@ def test_second_derivative_of_reading():
     check(program)
 
 
-# --- accumulating, and the named operators ----------------------------------------------------------------------------------
+# --- accumulating, and the named operators --------------------------------------------------------
 
 
 @cases(
@@ -376,7 +375,7 @@ def test_named_operators(program):
     check(both, strides=False)
 
 
-# --- outside: an IndexError, never a clamp ------------------------------------------------------------------------------------
+# --- outside: an IndexError, never a clamp --------------------------------------------------------
 
 
 @cases(
@@ -519,7 +518,7 @@ def test_an_index_tensor_on_another_device_than_cpu_or_the_tensors():
         ramp("cpu", *SHAPE)[ints(DEVICE, 0, 1)]
 
 
-# --- under jax.jit ---------------------------------------------------------------------------------------------------------
+# --- under jax.jit --------------------------------------------------------------------------------
 
 
 TRACED = [

@@ -183,8 +183,10 @@ def test_a_view_shares_memory_both_ways(shape: tuple[int, ...], dtype: torch.dty
 def test_copies_are_no_views():
     def program(device: str) -> Any:
         x = ramp(device, *MATRIX)
-        copies = [x.clone(), x[torch.tensor([0, 1])], x.t().contiguous(), x.t().reshape(-1), torch.diag(x), x.repeat(1, 1),
-                  x.flip(0), x[x > 0], torch.cat([x]), x.t().flatten(), x.to(torch.float32, copy=True), x * 1]  # fmt: skip
+        copies = [
+            x.clone(), x[torch.tensor([0, 1])], x.t().contiguous(), x.t().reshape(-1), torch.diag(x), x.repeat(1, 1),
+            x.flip(0), x[x > 0], torch.cat([x]), x.t().flatten(), x.to(torch.float32, copy=True), x * 1,
+        ]  # fmt: skip
         for c in copies:
             c.zero_()
         return [x, *(c._is_view() for c in copies)]
@@ -209,7 +211,7 @@ def test_a_view_knows_its_base():
     check(program)
 
 
-# --- views of views -----------------------------------------------------------------------------------------------------
+# --- views of views -------------------------------------------------------------------------------
 
 DEEP = [
     lambda x: x.t()[1:5].t()[::2],
@@ -282,7 +284,7 @@ def test_random_views_of_views(seed: int):
     check(lambda device: write_deep(device, view))
 
 
-# --- what cannot be viewed, or written through --------------------------------------------------------------------------
+# --- what cannot be viewed, or written through ----------------------------------------------------
 
 
 @cases(
@@ -381,7 +383,7 @@ def test_an_expanded_tensor_reads_its_one_value_everywhere():
     check(program)
 
 
-# --- in-place operators through views, with autograd ----------------------------------------------------------------------
+# --- in-place operators through views, with autograd ----------------------------------------------
 
 
 def gradients(
@@ -439,8 +441,10 @@ def test_gradients_through_writes_to_complex_views(change: Callable[[torch.Tenso
 def test_gradients_of_the_views_themselves():
     def program(device: str) -> Any:
         w = leaf(device, *MATRIX)
-        parts = [w.t(), w.diagonal(1), w.unfold(1, 3, 1), w.as_strided((4, 4), (5, 1), 2), w[:, 1::2], w[None].expand(2, 4, 6),
-                 w.view(2, 12).chunk(3, 1)[1], w.unbind(1)[2], w.movedim(0, 1)[3], w[-1]]  # fmt: skip
+        parts = [
+            w.t(), w.diagonal(1), w.unfold(1, 3, 1), w.as_strided((4, 4), (5, 1), 2), w[:, 1::2], w[None].expand(2, 4, 6),
+            w.view(2, 12).chunk(3, 1)[1], w.unbind(1)[2], w.movedim(0, 1)[3], w[-1],
+        ]  # fmt: skip
         return torch.autograd.grad(sum(weighted(p * p) for p in parts), w)
 
     check(program)
@@ -510,7 +514,7 @@ def test_views_in_inference_mode():
     check(program)
 
 
-# --- foreach over targets that overlap or repeat --------------------------------------------------------------------------
+# --- foreach over targets that overlap or repeat --------------------------------------------------
 
 
 @cases(
@@ -548,7 +552,7 @@ def test_an_operator_reads_all_before_it_writes():
     check(program)
 
 
-# --- in-place changes of shape, storage and data --------------------------------------------------------------------------
+# --- in-place changes of shape, storage and data --------------------------------------------------
 
 
 def shaped(x: torch.Tensor) -> Any:
@@ -653,7 +657,7 @@ def test_out_of_another_size_warns_and_is_resized():
     check(program)
 
 
-# --- memory formats --------------------------------------------------------------------------------------------------------
+# --- memory formats -------------------------------------------------------------------------------
 
 IMAGE = (2, 3, 4, 2)
 
@@ -726,7 +730,7 @@ def test_views_go_to_cpu_and_back_with_their_strides():
         assert on_cpu.stride() == dense.stride()
 
 
-# --- views under JAX's transformations -------------------------------------------------------------------------------------
+# --- views under JAX's transformations ------------------------------------------------------------
 
 
 def test_views_and_writes_through_them_trace():
