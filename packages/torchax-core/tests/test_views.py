@@ -442,8 +442,8 @@ def test_gradients_of_the_views_themselves():
     def program(device: str) -> Any:
         w = leaf(device, *MATRIX)
         parts = [
-            w.t(), w.diagonal(1), w.unfold(1, 3, 1), w.as_strided((4, 4), (5, 1), 2), w[:, 1::2], w[None].expand(2, 4, 6),
-            w.view(2, 12).chunk(3, 1)[1], w.unbind(1)[2], w.movedim(0, 1)[3], w[-1],
+            w.t(), w.diagonal(1), w.unfold(1, 3, 1), w.as_strided((4, 4), (5, 1), 2), w[:, 1::2],
+            w[None].expand(2, 4, 6), w.view(2, 12).chunk(3, 1)[1], w.unbind(1)[2], w.movedim(0, 1)[3], w[-1],
         ]  # fmt: skip
         return torch.autograd.grad(sum(weighted(p * p) for p in parts), w)
 
@@ -642,7 +642,13 @@ def test_out_is_resized_and_written_through():
         torch.max(x, 1, out=(values, indices))
         transposed = torch.empty(3, 2).to(device).t()
         torch.neg(x, out=transposed)
-        return empty, base, values, indices, transposed
+        wide, narrow, whole = (
+            torch.zeros(2, 3, dtype=t).to(device) for t in (torch.float64, torch.float16, torch.int64)
+        )
+        torch.add(x, 1 / 3, out=wide)
+        torch.add(x, 1 / 3, out=narrow)
+        torch.add(x.int(), 2, out=whole)
+        return empty, base, values, indices, transposed, wide + 2**-40, narrow, whole + 2**40
 
     check(program)
 
