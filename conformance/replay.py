@@ -276,7 +276,7 @@ def check_forward(op: Any, call: Call, jit: bool, limit: Any = None) -> None:
     bound = bind(op, call)
     if op.check is not None:
         args, kwargs = bound.rebuild(bound.traced)
-        kwargs.pop("key", None)
+        kwargs.pop(op.key, None)
         op.check(*args, **kwargs)
     run = jax.jit(bound) if jit and not op.eager else bound
     compare(run(bound.traced), call.results, call, limit)

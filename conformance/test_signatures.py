@@ -1,10 +1,11 @@
 """Every function's arguments are its aten schema's: names, order, defaults, keyword-only or not.
 
-Left out of a function: what `_schema.DROPPED` names and ``out=``; added to it: ``key=``, where the schema draws random
-numbers. A function bound to several overloads has, at each position, the name one of them has there.
+Left out of a function: what `_schema.DROPPED` names and ``out=``; added to it: a PRNG key, where the schema draws
+random numbers. A function bound to several overloads has, at each position, the name one of them has there.
 """
 
 import inspect
+import keyword
 from collections import defaultdict
 
 import numpy as np
@@ -29,8 +30,13 @@ def arguments(overload, kwarg_only):
     return [a for a in kept if a.kwarg_only == kwarg_only]
 
 
-def parameters(fn):
-    return [p for p in inspect.signature(fn).parameters.values() if p.name != "key"]
+def parameters(op):
+    """All but the PRNG key."""
+    return [p for p in inspect.signature(op.fn).parameters.values() if p.name != op.key]
+
+
+def python_name(argument):
+    return argument.name + "_" * keyword.iskeyword(argument.name)
 
 
 def same_default(given, wanted):
@@ -47,30 +53,31 @@ def test_signature(op):
     assert overload is not None, "torch has no such operator"
     assert functional_name(overload) == op.name, "derived from its functional operator, so never registered"
     others = [o for o in SHARED[op.fn] if o is not None]
-    given = parameters(op.fn)
+    given = parameters(op)
     by_name = {p.name: p for p in given}
     places = [p for p in given if p.kind is p.POSITIONAL_OR_KEYWORD]
-    positional, keyword = arguments(overload, False), arguments(overload, True)
+    positional, named = arguments(overload, False), arguments(overload, True)
     assert len(places) >= len(positional), f"takes {len(places)} positional arguments, not {len(positional)}"
     for i, argument in enumerate(positional):
-        names = {arguments(o, False)[i].name for o in others if len(arguments(o, False)) > i}
+        names = {python_name(arguments(o, False)[i]) for o in others if len(arguments(o, False)) > i}
         assert places[i].name in names, f"argument {i} is {places[i].name}, not {argument.name}"
         check_default(places[i], argument, len(others) > 1)
-    for argument in keyword:
+    for argument in named:
         assert argument.name in by_name, f"no {argument.name}="
         check_default(by_name[argument.name], argument, len(others) > 1)
         if not any(argument.name == a.name for o in others for a in arguments(o, False)):
             assert by_name[argument.name].kind is inspect.Parameter.KEYWORD_ONLY, f"{argument.name} is keyword-only"
-    wanted = {a.name for a in [*positional, *keyword]} | {p.name for p in places[: len(positional)]}
+    wanted = {a.name for a in [*positional, *named]} | {p.name for p in places[: len(positional)]}
     for parameter in given:
         if parameter.name not in wanted:
-            known = any(parameter.name == a.name for o in others for a in o._schema.arguments)
+            known = any(parameter.name == python_name(a) for o in others for a in o._schema.arguments)
             size = parameter.name == "size" and op.eager and parameter.kind is inspect.Parameter.KEYWORD_ONLY
             assert known or size, f"{parameter.name} is in no schema"
             assert parameter.default is not inspect.Parameter.empty, f"{parameter.name} has no default"
-    generator = any(a.name == "generator" for a in overload._schema.arguments)
-    random = torch.Tag.nondeterministic_seeded in overload.tags
-    assert bool(op.key) == bool(generator or random), "key= stands exactly where the schema draws random numbers"
+    names = {a.name for a in overload._schema.arguments}
+    may_draw = torch.Tag.nondeterministic_seeded in overload.tags or "dropout_p" in names
+    assert "generator" not in names or op.key, "the schema has a generator, the function no PRNG key"
+    assert not op.key or "generator" in names or may_draw, "a PRNG key where the schema draws nothing"
 
 
 def check_default(parameter, argument, shared):

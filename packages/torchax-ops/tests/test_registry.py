@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 
@@ -17,6 +18,9 @@ MODULES = [module.name for module in pkgutil.walk_packages(torchax_ops.__path__,
 
 for _name in MODULES:
     importlib.import_module(_name)
+ARGUMENTS = defaultdict(set)
+for _op in registered():
+    ARGUMENTS[_op.fn.__module__] |= set(inspect.signature(_op.fn).parameters)
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def test_register_and_lookup():
         True,
         check,
     )
-    assert not op.key
+    assert op.key is None
     assert lookup("mine::power").fn is power
     assert lookup("aten::pow") is None
     assert [op.name for op in registered()] == ["aten::pow.Tensor_Scalar", "mine::power"]
@@ -54,7 +58,21 @@ def test_key_is_seen_in_the_signature():
     def rand(size, *, key):
         return key
 
-    assert lookup("aten::rand").key
+    assert lookup("aten::rand").key == "key"
+
+
+@pytest.mark.usefixtures("table")
+def test_a_tensor_called_key_is_none():
+    @register("attention")
+    def attention(query, key, *, prng_key=None):
+        return query
+
+    @register("scores")
+    def scores(query, key):
+        return query
+
+    assert lookup("aten::attention").key == "prng_key"
+    assert lookup("aten::scores").key is None
 
 
 @pytest.mark.usefixtures("table")
@@ -88,14 +106,14 @@ def test_every_public_module_lists_what_it_registers():
 @pytest.mark.parametrize("op", [pytest.param(op, id=op.name) for op in registered()])
 def test_operator(op):
     parameters = inspect.signature(op.fn).parameters
-    assert not {"layout", "device", "pin_memory", "memory_format", "generator", "out"} & set(parameters)
-    assert op.static <= set(parameters)
-    assert op.traced <= set(parameters)
+    assert not {"layout", "device", "pin_memory", "memory_format", "generator"} & set(parameters)
+    assert not any(p.name == "out" and p.kind is p.KEYWORD_ONLY for p in parameters.values())
     assert not op.static & op.traced
+    assert op.static | op.traced <= ARGUMENTS[op.fn.__module__], "static= and traced= name arguments"
     if op.key:
-        assert parameters["key"].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[op.key].kind is inspect.Parameter.KEYWORD_ONLY
     if op.check is not None:
-        given = [p for p in parameters.values() if p.name != "key"]
+        given = [p for p in parameters.values() if p.name != op.key]
         keywords = {p.name: None for p in given if p.kind is inspect.Parameter.KEYWORD_ONLY}
         inspect.signature(op.check).bind(*[None] * (len(given) - len(keywords)), **keywords)
     base = op.name.rpartition("::")[2].partition(".")[0]
