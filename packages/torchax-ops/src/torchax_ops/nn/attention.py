@@ -44,7 +44,7 @@ def _check(query, key, value):
 
 
 def _grouped(query, *others):
-    """``query (..., H * g, L, E)`` as ``(..., H, g, L, E)`` and the others with a group axis, where heads are shared."""
+    """``query (..., H * g, L, E)`` as ``(..., H, g, L, E)`` the others with a group axis, where heads are shared."""
     heads = others[0].shape[-3] if query.ndim > 2 else 1
     if query.ndim < 3 or query.shape[-3] == heads or heads == 1:
         return (query, *others)

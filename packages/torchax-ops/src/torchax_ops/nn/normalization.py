@@ -103,7 +103,7 @@ def _moved(running, value, momentum):
 
 @register("native_batch_norm", static=("eps",))
 def native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
-    """Normalize each channel of ``input (N, C, *)``: ``(output, mean (C,), 1 / std (C,))``, the latter empty in evaluation.
+    """Normalize each channel of ``input (N, C, *)``: ``(output, mean, 1 / std)``, the latter empty in evaluation.
 
     PyTorch's operator also moves ``running_mean`` and ``running_var`` in place: for their new values call
     `_native_batch_norm_legit_functional`, which takes the same arguments.
@@ -196,7 +196,7 @@ def batch_norm_update_stats(input, running_mean, running_var, momentum):
 
 @register("batch_norm_stats", static=("eps",))
 def batch_norm_stats(input, eps):
-    """The mean and ``1 / std`` of each channel, float32 for 16-bit inputs: the first step of a synchronized batch norm."""
+    """The mean and ``1 / std`` of each channel, float32 for 16 bits: the first step of a synchronized batch norm."""
     mean, var = _mean_and_variance(cast(input, opmath(input.dtype)), (0, *range(2, input.ndim)))
     return mean.reshape(-1), lax.rsqrt(var + eps).reshape(-1)
 
@@ -211,7 +211,7 @@ def batch_norm_elemt(input, weight, bias, mean, invstd, eps):
 
 @register("batch_norm_backward_reduce")
 def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g):
-    """For each channel ``sum(grad)``, ``sum(grad * (x - mean))`` and the gradients of weight and bias, masked by ``*_g``."""
+    """For each channel ``sum(grad)``, ``sum(grad * (x - mean))`` and the gradients of weight and bias, as masked."""
     dtype, axes = opmath(input.dtype), (0, *range(2, input.ndim))
     grad = cast(grad_out, dtype)
     total = grad.sum(axes)
@@ -227,7 +227,7 @@ def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, w
 
 @register("batch_norm_backward_elemt")
 def batch_norm_backward_elemt(grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
-    """The gradient to ``input`` of a synchronized batch norm, from sums over all ``count.sum()`` elements of a channel."""
+    """The gradient to ``input`` of a synchronized batch norm, from sums over the ``count.sum()`` elements of a channel."""
     dtype, ndim = opmath(input.dtype), input.ndim
     total = cast(count, dtype).sum()
     invstd = _column(invstd, ndim)

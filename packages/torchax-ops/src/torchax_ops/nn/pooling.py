@@ -6,7 +6,6 @@ PyTorch's winner is the first of equal values, and the last NaN.
 
 from __future__ import annotations
 
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -363,7 +362,9 @@ def _adaptive_sizes(op, self, n, output_size):
             f"{op}: Expected {n + 1}D or {n + 2}D tensor with non-zero size for non-batch dimensions, "
             f"but input has sizes {list(self.shape)}"
         )
-    sizes = _expand(output_size, n, "output_size", op)
+    sizes = (output_size,) if isinstance(output_size, int) else tuple(output_size)
+    if len(sizes) != n:
+        raise RuntimeError(f"{op}: output_size must be {n}, but got {list(sizes)}")
     if any(s < 0 for s in sizes):
         raise RuntimeError(f"{op}: elements of output_size must be greater than or equal to 0, but got {list(sizes)}")
     return sizes
@@ -380,7 +381,7 @@ def _adaptive(size, out):
 
 
 def _along(mask, axis, ndim):
-    """A ``(out, kernel)`` array, to be broadcast against an array of ``ndim`` dims in which it is ``axis``, ``axis + 1``."""
+    """A ``(out, kernel)`` array, to be broadcast against ``ndim`` dims of which it is ``axis`` and ``axis + 1``."""
     return jnp.asarray(mask).reshape((1,) * axis + mask.shape + (1,) * (ndim - axis - 2))
 
 
@@ -422,7 +423,7 @@ def adaptive_avg_pool1d(self, output_size):
 
 @register("_adaptive_avg_pool2d", "adaptive_avg_pool2d")
 def adaptive_avg_pool2d(self, output_size):
-    """``(*, C, H, W)`` cut evenly in ``output_size`` windows (that may overlap by one element), and the mean of each."""
+    """``(*, C, H, W)`` cut evenly in ``output_size`` windows (which may overlap by one element): their means."""
     return _adaptive_avg_pool("adaptive_avg_pool2d", self, 2, output_size)
 
 
@@ -482,7 +483,7 @@ def adaptive_max_pool3d_backward(grad_output, self, indices):
 
 
 def _fractional_starts(sample, size, kernel, out):
-    """Where the ``out`` windows start, for each ``sample`` in [0, 1). Source: arXiv:1412.6071, as PyTorch computes it."""
+    """Where the ``out`` windows start, for each ``sample`` in [0, 1). Source: arXiv:1412.6071."""
     last = jnp.full((*sample.shape, 1), size - kernel, jnp.int32)
     if out == 1:
         return last
@@ -526,7 +527,7 @@ def _fractional_max_pool(op, self, n, kernel_size, output_size, random_samples):
 
 @register("fractional_max_pool2d")
 def fractional_max_pool2d(self, kernel_size, output_size, random_samples):
-    """The maxima of windows of ``(*, C, H, W)`` at random places, and their int64 positions in the flattened ``(H, W)``.
+    """The maxima of windows of ``(*, C, H, W)`` at random places, and their positions in the flattened ``(H, W)``.
 
     ``random_samples (N, C, 2)`` in [0, 1), of the dtype of ``self``, place the windows along width and height.
 
@@ -538,7 +539,7 @@ def fractional_max_pool2d(self, kernel_size, output_size, random_samples):
 
 @register("fractional_max_pool3d")
 def fractional_max_pool3d(self, kernel_size, output_size, random_samples):
-    """`fractional_max_pool2d` over ``(*, C, D, H, W)``; ``random_samples (N, C, 3)`` are for depth, height and width."""
+    """`fractional_max_pool2d` over ``(*, C, D, H, W)``; ``random_samples (N, C, 3)`` place depth, height, width."""
     return _fractional_max_pool("fractional_max_pool3d", self, 3, kernel_size, output_size, random_samples)
 
 
@@ -562,7 +563,8 @@ def _check_unpool_positions(self, indices, output_size, *_):
     bad = (positions < 0) | (positions >= plane)
     if bad.any():
         raise RuntimeError(
-            f"Found an invalid max index: {positions[bad][0]} (output volumes are of size {'x'.join(map(str, output_size))})"
+            f"Found an invalid max index: {positions[bad][0]} "
+            f"(output volumes are of size {'x'.join(map(str, output_size))})"
         )
 
 
