@@ -27,6 +27,7 @@ from torch.func import (
     vjp,
     vmap,
 )  # fmt: skip
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchax import Tensor
 
@@ -205,6 +206,16 @@ def test_forward_mode_without_torch_func():
             return y.primal, y.tangent, fwd.unpack_dual(z).tangent
 
     check(program, strides=False)
+
+
+def test_make_fx_records_what_depends_on_the_input():
+    def program(device: str) -> Any:
+        v, x = point(device, 3), ramp(device, 3)
+        graph = make_fx(lambda v: grad(lambda v: (v.sin() * x.exp()).sum())(v) + x)(v)
+        assert "cos" in graph.code
+        return graph(v), graph(v * 2)
+
+    check(program)
 
 
 # --- JAX's transformations of torch functions -----------------------------------------------------
