@@ -3,6 +3,7 @@
 
 from torchax_ops.nn.attention import *
 from torchax_ops.nn.convolution import *
+from torchax_ops.nn.ctc import *
 from torchax_ops.nn.loss import *
 from torchax_ops.nn.normalization import *
 from torchax_ops.nn.pooling import *

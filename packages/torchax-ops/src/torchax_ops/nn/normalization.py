@@ -227,7 +227,7 @@ def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, w
 
 @register("batch_norm_backward_elemt")
 def batch_norm_backward_elemt(grad_out, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count):
-    """The gradient to ``input`` of a synchronized batch norm, from sums over the ``count.sum()`` elements of a channel."""
+    """The gradient to ``input`` of a synchronized batch norm, from sums over all ``count.sum()`` elements."""
     dtype, ndim = opmath(input.dtype), input.ndim
     total = cast(count, dtype).sum()
     invstd = _column(invstd, ndim)
