@@ -20,6 +20,7 @@ from torchax_ops._promotion import canonical, cast, category, default_float, dty
 from torchax_ops._registry import exported, register
 
 Scalar = bool | int | float | complex | jax.Array
+Bound = int | float  # decides a shape, so is never traced
 DType = Any
 
 
@@ -128,7 +129,7 @@ def scalar_tensor(s: Scalar, *, dtype: DType = None) -> jax.Array:
 # Ranges
 
 
-def _check_range(op: str, start: Scalar, end: Scalar, step: Scalar) -> None:
+def _check_range(op: str, start: Bound, end: Bound, step: Bound) -> None:
     if step == 0:
         raise RuntimeError(f"{op}: step must be nonzero")
     if not all(math.isfinite(x) for x in (start, end)):
@@ -137,7 +138,7 @@ def _check_range(op: str, start: Scalar, end: Scalar, step: Scalar) -> None:
         raise RuntimeError(f"{op}: upper bound and lower bound inconsistent with step sign")
 
 
-def _steps(start: Scalar, step: Scalar, count: int, dtype: np.dtype) -> jax.Array:
+def _steps(start: Bound, step: Bound, count: int, dtype: np.dtype) -> jax.Array:
     """``start + i * step``, computed in int64 or, where a bound is a float, in ``dtype``'s opmath."""
     if category(dtype) < 2:
         # PyTorch converts the bounds to the result's integer type first.
@@ -151,7 +152,7 @@ _BOUNDS = ("start", "end", "step")
 
 
 @register("arange.start_step", static=_BOUNDS)
-def arange_start_step(start: Scalar, end: Scalar, step: Scalar = 1, *, dtype: DType = None) -> jax.Array:
+def arange_start_step(start: Bound, end: Bound, step: Bound = 1, *, dtype: DType = None) -> jax.Array:
     """``start, start + step, …`` below ``end``: int64 where all bounds are integers, else the default float.
 
     Raises:
@@ -173,19 +174,19 @@ def arange_start_step(start: Scalar, end: Scalar, step: Scalar = 1, *, dtype: DT
 
 
 @register("arange.start", static=_BOUNDS)
-def arange_start(start: Scalar, end: Scalar, *, dtype: DType = None) -> jax.Array:
+def arange_start(start: Bound, end: Bound, *, dtype: DType = None) -> jax.Array:
     """``start, start + 1, …`` below ``end``; dtypes and errors as `arange_start_step`."""
     return arange_start_step(start, end, 1, dtype=dtype)
 
 
 @register("arange", static=_BOUNDS)
-def arange(end: Scalar, *, dtype: DType = None) -> jax.Array:
+def arange(end: Bound, *, dtype: DType = None) -> jax.Array:
     """``0, 1, …`` below ``end``; dtypes and errors as `arange_start_step`."""
     return arange_start_step(0, end, 1, dtype=dtype)
 
 
 @register("range.step", "range", static=_BOUNDS)
-def range(start: Scalar, end: Scalar, step: Scalar = 1, *, dtype: DType = None) -> jax.Array:
+def range(start: Bound, end: Bound, step: Bound = 1, *, dtype: DType = None) -> jax.Array:
     """``start, start + step, …`` up to and with ``end``, in the default float unless ``dtype`` is given."""
     _check_range("range", start, end, step)
     return _steps(start, step, math.floor((end - start) / step) + 1, np.dtype(dtype or default_float()))

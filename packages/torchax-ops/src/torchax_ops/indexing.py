@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -74,20 +74,20 @@ def _check_fits(op: str, value: Any, dtype: np.dtype) -> None:
         return
     if category(dtype) == 1:
         info = jnp.iinfo(dtype)
-        low = -int(info.max) if info.min == 0 else int(info.min)
+        low, high = float(-int(info.max) if info.min == 0 else info.min), float(info.max)
     elif category(dtype) == 2:
-        info = jnp.finfo(dtype)
-        low = float(info.min)
+        high = float(jnp.finfo(dtype).max)
+        low = -high
     else:
         return
-    if not low <= value <= info.max:
+    if not low <= value <= high:
         raise RuntimeError(f"{op}: value cannot be converted to type {dtype} without overflow")
 
 
 # Indices as PyTorch's lists: None is a whole dimension, a mask stands for the coordinates of its true elements
 
 
-def _is_mask(index: jax.Array | None) -> bool:
+def _is_mask(index: jax.Array | None) -> TypeGuard[jax.Array]:
     # By name, so that a plan may ask about PyTorch's tensors too.
     return index is not None and str(index.dtype).removeprefix("torch.") in _MASK_DTYPES
 
@@ -221,10 +221,10 @@ def _added(x: jax.Array, y: jax.Array) -> jax.Array:
     return x | y if x.dtype == np.bool_ else x + y
 
 
-def _only_mask(indices: Indices) -> int | None:
-    """The position of the only index, where it is a mask."""
-    given = [i for i, index in enumerate(indices) if index is not None]
-    return given[0] if len(given) == 1 and _is_mask(indices[given[0]]) else None
+def _only_mask(indices: Indices) -> tuple[int, jax.Array] | None:
+    """The only index and its position, where it is a mask."""
+    given = [(i, index) for i, index in enumerate(indices) if index is not None]
+    return given[0] if len(given) == 1 and _is_mask(given[0][1]) else None
 
 
 def _put_shape_error(values: jax.Array, shape: Sequence[int]) -> RuntimeError:
@@ -245,9 +245,9 @@ def _check_index_put(
 ) -> None:
     _shape_of_masks("index_put", self.shape, indices)
     _check_range("index_put", self.shape, indices)
-    at = _only_mask(indices)
-    if at is not None:
-        mask = indices[at]
+    only = _only_mask(indices)
+    if only is not None:
+        at, mask = only
         _require_expands(values, (*self.shape[:at], int(np.count_nonzero(mask)), *self.shape[at + mask.ndim :]))
 
 
@@ -275,11 +275,12 @@ def index_put(
     _shape_of_masks("index_put", self.shape, indices)
     compute = opmath(self.dtype) if accumulate else self.dtype
     x, values = cast(self, compute), cast(values, compute)
-    at = _only_mask(indices)
-    if at is not None:
-        if values.ndim > self.ndim - indices[at].ndim + 1:
+    only = _only_mask(indices)
+    if only is not None:
+        at, mask = only
+        if values.ndim > self.ndim - mask.ndim + 1:
             raise _put_shape_error(values, self.shape)
-        return cast(_put_masked(x, at, indices[at], values, accumulate), self.dtype)
+        return cast(_put_masked(x, at, mask, values, accumulate), self.dtype)
     subscript, shape = _subscript("index_put", self.shape, _without_masks("index_put", indices))
     _require_expands(values, shape)
     if not accumulate:

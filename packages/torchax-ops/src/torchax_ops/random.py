@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from torchax_ops._promotion import canonical, cast, category, default_float, is_number, opmath
+from torchax_ops._promotion import canonical, cast, category, default_float, is_complex, is_number, opmath
 from torchax_ops._registry import exported, register
 from torchax_ops._shapes import broadcast_shapes
 
@@ -34,7 +34,7 @@ def _key_data_bits(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(jax.random.bits(key, (2,), np.uint32), impl="threefry2x32")
 
 
-def _require(op: str, dtype: np.dtype, categories: Sequence[int]) -> np.dtype:
+def _require(op: str, dtype: DType, categories: Sequence[int]) -> np.dtype:
     dtype = np.dtype(dtype)
     if category(dtype) not in categories:
         raise NotImplementedError(f'"{op}" not implemented for {dtype.name}')
@@ -45,6 +45,11 @@ def _require_size(op: str, size: Sequence[int]) -> tuple[int, ...]:
     if any(n < 0 for n in size):
         raise RuntimeError(f"{op}: Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     return tuple(size)
+
+
+def _part(dtype: np.dtype) -> np.dtype:
+    """The dtype of a complex number's parts."""
+    return np.dtype("float64" if dtype == np.complex128 else "float32")
 
 
 def _below(x: jax.Array, bound: jax.Array) -> jax.Array:
@@ -86,8 +91,7 @@ def rand(size: Sequence[int], *, dtype: DType = None, key: jax.Array) -> jax.Arr
     dtype = _require("rand", dtype or default_float(), (_FLOAT, _COMPLEX))
     size = _require_size("rand", size)
     if category(dtype) == _COMPLEX:
-        part = np.dtype("float64" if dtype == np.complex128 else "float32")
-        return lax.complex(*_unit(key, (2, *size), part))
+        return lax.complex(*_unit(key, (2, *size), _part(dtype)))
     return _unit(key, size, dtype)
 
 
@@ -224,7 +228,7 @@ def normal_float_float(
 
 
 def _require_std(std: Scalar) -> None:
-    if is_number(std) and not isinstance(std, jax.Array) and not std >= 0:
+    if isinstance(std, (int, float)) and not std >= 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
 
 
@@ -257,7 +261,7 @@ def normal(mean: jax.Array, std: Scalar = 1.0, *, key: jax.Array) -> jax.Array:
         RuntimeError: ``std`` is complex, or shapes do not broadcast.
     """
     dtype = _require("normal", mean.dtype, (_FLOAT, _COMPLEX))
-    if not is_number(std) and category(std.dtype) == _COMPLEX:
+    if is_complex(std):
         raise RuntimeError("normal expects standard deviation to be non-complex")
     return _normal(broadcast_shapes(np.shape(mean), np.shape(std)), mean, std, dtype, key)
 
@@ -265,13 +269,15 @@ def normal(mean: jax.Array, std: Scalar = 1.0, *, key: jax.Array) -> jax.Array:
 @register("normal.float_Tensor", check=_check_std)
 def normal_float_tensor(mean: Scalar, std: jax.Array, *, key: jax.Array) -> jax.Array:
     """Normal around the number ``mean``, in the shape and dtype of ``std``; errors as `normal`."""
-    if category(std.dtype) == _COMPLEX:
+    if is_complex(std):
         raise RuntimeError("normal expects standard deviation to be non-complex")
     return _normal(std.shape, mean, std, _require("normal", std.dtype, (_FLOAT,)), key)
 
 
 def _check_uniform(self: jax.Array, from_: float = 0.0, to: float = 1.0) -> None:
     dtype = np.dtype(self.dtype)
+    if category(dtype) < _FLOAT:
+        return
     largest = float(jnp.finfo(dtype).max)
     for name, bound in (("from", from_), ("to", to)):
         if not -largest <= bound <= largest:
@@ -288,11 +294,16 @@ def _check_uniform(self: jax.Array, from_: float = 0.0, to: float = 1.0) -> None
 def uniform(self: jax.Array, from_: Scalar = 0.0, to: Scalar = 1.0, *, key: jax.Array) -> jax.Array:
     """Uniform in [from, to), in the shape and dtype of ``self``; ``from`` itself where the two are equal.
 
+    The parts of a complex number are independent.
+
     Raises:
-        NotImplementedError: ``self`` is not of real floats.
+        NotImplementedError: ``self`` is of integers.
         RuntimeError: ``from`` is above ``to``, or a bound or their distance is beyond the dtype.
     """
-    dtype = _require("uniform", self.dtype, (_FLOAT,))
+    dtype = _require("uniform", self.dtype, (_FLOAT, _COMPLEX))
+    if category(dtype) == _COMPLEX:
+        parts = jnp.zeros((2, *self.shape), _part(dtype))
+        return lax.complex(*uniform(parts, from_, to, key=key))
     compute = opmath(dtype)
     low, high = cast(from_, compute), cast(to, compute)
     x = cast(_unit(key, self.shape, dtype), compute) * (high - low) + low

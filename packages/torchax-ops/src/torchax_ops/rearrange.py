@@ -153,7 +153,7 @@ def rot90(self: jax.Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> jax.Arra
         raise RuntimeError(f"expected total dims >= 2, but got total dims = {self.ndim}")
     if dims[0] == dims[1] or abs(dims[0] - dims[1]) == self.ndim:
         raise RuntimeError(f"expected rotation dims to be different, but got dim0 = {dims[0]} and dim1 = {dims[1]}")
-    return jnp.rot90(self, k, tuple(canonical_dim(d, self.ndim) for d in dims))
+    return jnp.rot90(self, k, (canonical_dim(dims[0], self.ndim), canonical_dim(dims[1], self.ndim)))
 
 
 @register("repeat")
@@ -200,8 +200,8 @@ def repeat_interleave(repeats: jax.Array, *, output_size: int | None = None) -> 
                 "repeat_interleave: the shape of the result depends on repeats, whose values a trace does not have; "
                 "give output_size="
             )
+        _check_repeats(repeats)
         counts = np.asarray(repeats)
-        _check_repeats(counts)
         return jnp.asarray(np.repeat(np.arange(counts.size, dtype=counts.dtype), counts))
     if not output_size or not repeats.size:
         return jnp.zeros((output_size,), repeats.dtype)

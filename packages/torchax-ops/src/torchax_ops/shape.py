@@ -252,7 +252,7 @@ def slice_scatter(
 
     ``start`` and ``end`` may be traced: the shape of ``src`` says how long the slice is.
     """
-    if any(isinstance(bound, jax.core.Tracer) for bound in (start, end)):
+    if isinstance(start, jax.Array) or isinstance(end, jax.Array):
         dim = canonical_dim(dim, self.ndim)
         return _write(self, src, dim, _traced_start(start, self.shape[dim], src.shape[dim]), step)
     _check_slice_scatter(self, src, dim, start, end, step)

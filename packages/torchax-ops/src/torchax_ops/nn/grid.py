@@ -54,7 +54,7 @@ def _at(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
 
 def _sample_linear(image: jax.Array, points: Sequence[jax.Array]) -> jax.Array:
     low = [jnp.floor(p) for p in points]
-    out = 0.0
+    out = jnp.zeros((), image.dtype)
     for corner in itertools.product((0, 1), repeat=len(points)):
         weight = math.prod(
             ((p - f) if side else (f + 1 - p) for p, f, side in zip(points, low, corner)), start=jnp.ones_like(low[0])
@@ -73,7 +73,7 @@ def _cubic_weights(t: jax.Array) -> list[jax.Array]:
 def _sample_cubic(image: jax.Array, points: Sequence[jax.Array], padding_mode: int, align_corners: bool) -> jax.Array:
     low = [jnp.floor(p) for p in points]
     weights = [_cubic_weights(p - f) for p, f in zip(points, low)]
-    out = 0.0
+    out = jnp.zeros((), image.dtype)
     for taps in itertools.product(range(4), repeat=len(points)):
         # A tap is brought inside by itself: it is a pixel, through which no gradient flows.
         places = [
@@ -171,7 +171,11 @@ def grid_sampler_2d_backward(
     sample = lambda x, g: _sample(x, g, interpolation_mode, padding_mode, align_corners)  # noqa: E731
     _, vjp = jax.vjp(sample, cast(input, compute), cast(grid, compute))
     grads = vjp(cast(grad_output, compute))
-    return tuple(cast(g, x.dtype) if wanted else None for g, x, wanted in zip(grads, (input, grid), output_mask))
+    wanted_input, wanted_grid = output_mask
+    return (
+        cast(grads[0], input.dtype) if wanted_input else None,
+        cast(grads[1], grid.dtype) if wanted_grid else None,
+    )
 
 
 def _centers(size: int, align_corners: bool, dtype: np.dtype) -> np.ndarray:
