@@ -7,3 +7,4 @@ from torchax_ops.nn.ctc import *
 from torchax_ops.nn.loss import *
 from torchax_ops.nn.normalization import *
 from torchax_ops.nn.pooling import *
+from torchax_ops.nn.rnn import *

@@ -16,7 +16,7 @@ from .._promotion import cast, category, opmath
 from .._registry import exported, register
 
 
-def _check(log_probs, targets, input_lengths, target_lengths, blank, *_, **__):
+def _check(log_probs, targets, input_lengths, target_lengths, blank=0, *_, **__):
     """The shapes, and the lengths where they are known."""
     if log_probs.ndim != 3:
         raise RuntimeError(f"ctc_loss: Expected 3-dimensional log_probs, but got {list(log_probs.shape)}")
