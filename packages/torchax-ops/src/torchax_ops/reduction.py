@@ -169,19 +169,22 @@ def _arg(reduce: Callable[..., jax.Array], x: jax.Array, dim: int | None, keepdi
         canonical_dim(dim or 0, 0)
         return jnp.zeros((), canonical("int64"))
     axis = None if dim is None else canonical_dim(dim, x.ndim)
-    # the index counts in int32 inside the loop, which halves its memory traffic
-    n = x.size if axis is None else x.shape[axis]
-    kind = jnp.int32 if n < 2**31 else canonical("int64")
     flat = x.reshape(-1) if axis is None else x
-    primitive = lax.argmax if reduce is jnp.argmax else lax.argmin
-    found = cast(primitive(flat, axis or 0, kind), "int64")
+    along, n = axis or 0, flat.shape[axis or 0]
+    # two plain reductions, the extremum and its first place, are faster than XLA's own argmax on CPU
+    best = reduce(flat, axis=along, keepdims=True)
+    found = flat == best
+    if is_floating(flat):
+        found = found | jnp.isnan(flat)
+    place = lax.broadcasted_iota(jnp.int32 if n < 2**31 else canonical("int64"), flat.shape, along)
+    first = cast(jnp.min(jnp.where(found, place, n), axis=along, initial=n), "int64")
     if not keepdim:
-        return found
-    return found.reshape((1,) * x.ndim) if axis is None else jnp.expand_dims(found, axis)
+        return first
+    return first.reshape((1,) * x.ndim) if axis is None else jnp.expand_dims(first, axis)
 
 
-argmax = _arg_extremum("argmax", jnp.argmax)
-argmin = _arg_extremum("argmin", jnp.argmin)
+argmax = _arg_extremum("argmax", jnp.max)
+argmin = _arg_extremum("argmin", jnp.min)
 
 
 def pick(x: jax.Array, index: jax.Array, dim: int) -> jax.Array:
@@ -204,8 +207,8 @@ def _dim_extremum(name: str, reduce: Callable[..., jax.Array]) -> Callable[..., 
     return fn
 
 
-max_dim = _dim_extremum("max", jnp.argmax)
-min_dim = _dim_extremum("min", jnp.argmin)
+max_dim = _dim_extremum("max", jnp.max)
+min_dim = _dim_extremum("min", jnp.min)
 
 
 @register("max")
@@ -483,24 +486,22 @@ def logcumsumexp(self: jax.Array, dim: int) -> jax.Array:
     return cast(lax.cumlogsumexp(x, axis), self.dtype)
 
 
-def _running(
-    name: str, wins: Callable[[jax.Array, jax.Array], jax.Array]
-) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def _running(name: str, scan: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, jax.Array]]:
     @register(name)
     def fn(self: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
         _no_complex(name, self)
         axis = canonical_dim(dim, self.ndim)
         if self.ndim == 0:
             return self, jnp.zeros((), canonical("int64"))
-
-        def later(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            take = wins(b[0], a[0])
-            if is_floating(self):
-                take = jnp.isnan(b[0]) | (~jnp.isnan(a[0]) & take)
-            return jnp.where(take, b[0], a[0]), jnp.where(take, b[1], a[1])
-
-        index = lax.broadcasted_iota(canonical("int64"), self.shape, axis)
-        index = lax.associative_scan(later, (lax.stop_gradient(self), index), axis=axis)[1]
+        x = lax.stop_gradient(self)
+        x = cast(x, jnp.int8) if x.dtype == jnp.bool_ else x
+        # a place is the extremum's if it equals the running one; of such places the last counts
+        hit = x == scan(x, axis)
+        if is_floating(x):
+            hit = hit | jnp.isnan(x)
+        kind = jnp.int32 if self.shape[axis] < 2**31 else canonical("int64")
+        place = lax.broadcasted_iota(kind, self.shape, axis)
+        index = cast(lax.cummax(jnp.where(hit, place, 0), axis), "int64")
         return pick(self, index, axis), index
 
     fn.__name__ = fn.__qualname__ = name
@@ -508,7 +509,7 @@ def _running(
     return fn
 
 
-cummax = _running("cummax", jnp.greater_equal)
-cummin = _running("cummin", jnp.less_equal)
+cummax = _running("cummax", lax.cummax)
+cummin = _running("cummin", lax.cummin)
 
 __all__ = exported(__name__)
