@@ -51,7 +51,7 @@ def load(path: Path = FILE) -> list[Known]:
         ):
             raise ValueError(f"an exception has operator, dtype, check, bound and reason, not {entry}")
         bound, dtypes = entry["bound"], entry["dtype"]
-        if bound not in BOUNDS and not (isinstance(bound, dict) and bound.keys() == {"rtol", "atol"}):
+        if not (bound.keys() == {"rtol", "atol"} if isinstance(bound, dict) else bound in BOUNDS):
             raise ValueError(f"{entry['operator']}: {bound} is neither {{rtol, atol}} nor one of {sorted(BOUNDS)}")
         if not CHECKS.issuperset(entry["check"]):
             raise ValueError(f"{entry['operator']}: no check is called {entry['check']}")

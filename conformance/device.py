@@ -347,8 +347,8 @@ class Result:
     faults: list[str] = field(default_factory=list)
 
 
-def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known]) -> Result:
-    """One check of one entry in one dtype, on at most ``count`` samples."""
+def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known], stop: bool = False) -> Result:
+    """One check of one entry in one dtype, on at most ``count`` samples, to the first failure if ``stop``."""
     name = str(dtype).removeprefix("torch.")
     result = Result(op.formatted_name, name, check, known=find(known, op.formatted_name, name, check))
     grad = check == "grad"
@@ -373,6 +373,8 @@ def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known])
             result.failed += 1
             result.faults.append(f"{call((sample.input, *sample.args), sample.kwargs)}: {short(error)}")
             result.error = result.error or result.faults[0]
+            if stop:
+                break
     return result
 
 
