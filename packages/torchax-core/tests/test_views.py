@@ -582,6 +582,8 @@ def shaped(x: torch.Tensor) -> Any:
     lambda d: [x := ramp(d, 4, 6), y := ramp(d, 3), x.set_(y), x.mul_(2), y],
     lambda d: [x := ramp(d, 4, 6), y := ramp(d, 12), x.set_(y[2:8].view(2, 3).t()), x.mul_(2), y],
     lambda d: [x := ramp(d, 4, 6), x.set_()],
+    lambda d: [x := ramp(d, 4, 6), y := ramp(d, 3), y.set_(x, 2, (3, 2), (6, 2)), y.zero_()],
+    lambda d: [x := ramp(d, 4, 6), y := ramp(d, 3), y.set_(x.untyped_storage(), 2, (3, 2), (6, 2)), y.zero_()],
     lambda d: [x := ramp(d, 4, 6), y := ramp(d, 3), v := x[0], x.set_(y), v.zero_(), y],
     lambda d: [x := ramp(d, 4, 6), y := ramp(d, 3), x.__setattr__("data", y), x.mul_(2), y],
     lambda d: [x := leaf(d, 4, 6), y := ramp(d, 6, 4).t(), x.__setattr__("data", y), x],
