@@ -216,7 +216,7 @@ def _split_params(op: str, params: Sequence[Array], has_biases: bool, projected:
 
 
 def _run(step: _Step, x: Array, inside: Array | None, state: tuple[Array, ...], weights: _Weights, reverse: bool):
-    """One direction of one layer over ``x (T, B, I)``: its outputs and last state; where not ``inside`` nothing moves."""
+    """One direction of one layer over ``x (T, B, I)``: outputs and last state; nothing moves where not ``inside``."""
 
     def move(state, at):
         gates, here = at
@@ -291,8 +291,8 @@ def lstm_input(
 ):  # fmt: skip
     """An LSTM over ``input (T, B, I)``, or ``(B, T, I)`` if ``batch_first``: outputs, last hidden and last cell state.
 
-    ``hx`` lists both states, ``(layers * directions, B, H)``; ``params`` are ``w_ih``, ``w_hh``, the biases ``b_ih`` and
-    ``b_hh`` if any, and ``w_hr`` if projected, for each layer and direction.
+    ``hx`` lists both states, ``(layers * directions, B, H)``; ``params`` are ``w_ih``, ``w_hh``, the biases ``b_ih``
+    and ``b_hh`` if any, and ``w_hr`` if projected, for each layer and direction.
 
     Raises:
         RuntimeError: shapes or numbers do not fit.
