@@ -130,7 +130,7 @@ def test_dtypes_without_a_twin_say_so():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # PyTorch deprecates such tensors
         quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    with pytest.raises(TypeError, match="dequantize"):
+    with pytest.raises((TypeError, NotImplementedError), match="quant"):
         quantized.to("jax")
 
 

@@ -504,6 +504,28 @@ def record_stream(self: Tensor, s: Any) -> None:
     return None
 
 
+@handles(aten._pack_padded_sequence.default)
+def pack_padded_sequence(input: Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences laid step after step; how many are left at each step stays on CPU, where PyTorch's loops read it."""
+    steps = input.transpose(0, 1) if batch_first else input
+    lengths = lengths.cpu()
+    if lengths.numel() != steps.shape[1]:
+        raise RuntimeError(
+            f"Expected `len(lengths)` to be equal to batch_size, but got {lengths.numel()} (batch_size={steps.shape[1]})"
+        )
+    if int(lengths[-1]) <= 0:
+        raise RuntimeError("Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0")
+    if bool((lengths[1:] > lengths[:-1]).any()):
+        raise RuntimeError(
+            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
+            "`enforce_sorted=False` to pack_padded_sequence and/or pack_sequence to sidestep this requirement if you do not "
+            "need ONNX exportability."
+        )
+    left = torch.arange(int(lengths[0]))[:, None] < lengths
+    rows = left.flatten().nonzero()[:, 0].to(input.device)
+    return steps.reshape(-1, *steps.shape[2:]).index_select(0, rows), left.sum(1)
+
+
 @handles(aten._nested_tensor_from_mask_left_aligned.default)
 def nested_tensor_from_mask_left_aligned(t: Tensor, mask: Tensor) -> bool:
     return False  # so that nn.TransformerEncoder keeps to dense tensors: device 'jax' has no nested ones

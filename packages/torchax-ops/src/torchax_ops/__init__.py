@@ -24,6 +24,7 @@ from torchax_ops.nn.attention import *
 from torchax_ops.nn.convolution import *
 from torchax_ops.nn.embedding import *
 from torchax_ops.nn.grid import *
+from torchax_ops.nn.loss import *
 from torchax_ops.nn.normalization import *
 from torchax_ops.nn.padding import *
 from torchax_ops.nn.pooling import *
