@@ -177,7 +177,10 @@ def test_views_in_inference_mode():
 
 def test_functions_of_torch_autograd():
     x = torch.randn(3, dtype=torch.float64)
-    f = lambda v: v.sin() * v.sum()
+
+    def f(v):
+        return v.sin() * v.sum()
+
     want = torch.autograd.functional.jacobian(f, x)
     torch.testing.assert_close(torch.autograd.functional.jacobian(f, x.to("jax")).cpu(), want)
     y = x.to("jax").requires_grad_()

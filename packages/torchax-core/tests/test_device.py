@@ -160,8 +160,8 @@ def test_a_foreign_trace_without_the_flag_narrows_integers_and_refuses_float64()
     assert jax.jit(lambda v: v.sum())(x).item() == 3
     with pytest.raises(RuntimeError, match="jax_jit"):
         jax.jit(lambda v: v.double() + 1)(x)
+    big = torch.tensor([2**40], device="jax")
     with pytest.raises(OverflowError, match="x64"):
-        big = torch.tensor([2**40], device="jax")
         jax.jit(lambda v: v + big)(x)
     with jax.enable_x64(True):
         assert jax.jit(lambda v: v.double() / 3)(x).dtype == torch.float64
@@ -172,7 +172,13 @@ def test_performance_mode_stores_32_bits_and_answers_64():
     try:
         x = torch.arange(4, device="jax")
         y = torch.tensor([1.5, 2.5], dtype=torch.float64).to("jax")
-        for t, stored in ((x, np.int32), (x.sum(), np.int32), (y, np.float32), (y * 2, np.float32), (x[1:] + 1, np.int32)):
+        for t, stored in (
+            (x, np.int32),
+            (x.sum(), np.int32),
+            (y, np.float32),
+            (y * 2, np.float32),
+            (x[1:] + 1, np.int32),
+        ):
             assert t.jax().dtype == stored
         assert x.sum().dtype == torch.int64
         assert (y * 2).dtype == torch.float64
@@ -182,7 +188,9 @@ def test_performance_mode_stores_32_bits_and_answers_64():
         assert x.cpu().dtype == torch.int64
         assert x.cpu().tolist() == [10, 2, 3, 4]
         assert torch.argmax(y).dtype == torch.int64
-        assert torch.nn.functional.cross_entropy(torch.zeros(4, 3, device="jax"), x % 3).item() == pytest.approx(np.log(3))
+        assert torch.nn.functional.cross_entropy(torch.zeros(4, 3, device="jax"), x % 3).item() == pytest.approx(
+            np.log(3)
+        )
     finally:
         torchax.enable_accuracy_mode()
         jax.config.update("jax_default_matmul_precision", None)
@@ -258,7 +266,9 @@ def test_the_jax_side_of_a_tensor():
     ids=str,
 )  # fmt: skip
 def test_repr_is_pytorchs_with_the_device(t):
-    without = lambda text: "".join(text.replace(", device='jax:0'", "").split())
+    def without(text):
+        return "".join(text.replace(", device='jax:0'", "").split())
+
     assert without(repr(t.to("jax"))) == without(repr(t))
     if t.is_floating_point():
         assert "requires_grad=True" in repr(t.to("jax").requires_grad_())

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import pickle
 import warnings
 
@@ -172,7 +173,7 @@ def test_memory_identity():
     assert x[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
     assert x.untyped_storage().nbytes() == 24
     ends = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in [torch.empty(n, device="jax") for n in (1, 100, 7)])
-    assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ends))
 
 
 def test_weakrefs_to_parameters_do_not_stop_a_move_of_ours():

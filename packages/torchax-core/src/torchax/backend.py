@@ -50,11 +50,31 @@ class _DeviceGuard(torch._C._acc.DeviceGuard):
 
 # Factories that get a kernel of their own, so that ``torch.randn(..., device="jax")`` is one call and one XLA program.
 # Others (``torch.hann_window`` ...) are composed by PyTorch from these.
-_FACTORIES = """
-    arange arange.start arange.start_step eye eye.m full linspace logspace ones rand rand.generator randint
-    randint.generator randint.low randint.low_generator randn randn.generator randperm randperm.generator scalar_tensor
-    tril_indices triu_indices zeros
-""".split()
+_FACTORIES = [
+    "arange",
+    "arange.start",
+    "arange.start_step",
+    "eye",
+    "eye.m",
+    "full",
+    "linspace",
+    "logspace",
+    "ones",
+    "rand",
+    "rand.generator",
+    "randint",
+    "randint.generator",
+    "randint.low",
+    "randint.low_generator",
+    "randn",
+    "randn.generator",
+    "randperm",
+    "randperm.generator",
+    "scalar_tensor",
+    "tril_indices",
+    "triu_indices",
+    "zeros",
+]
 
 
 def _overload(name: str) -> Any:
@@ -130,7 +150,7 @@ def _foreach_optimizers() -> None:
     """Optimizers test a parameter's exact type before they take the whole list at once."""
     for known in (_optimizer_types, _utility_types):
         if Tensor not in known:
-            known.append(Tensor)
+            known.append(Tensor)  # type: ignore[arg-type]
 
 
 def _modules_keep_parameters() -> None:
@@ -197,7 +217,7 @@ def _no_bare_storages() -> None:
                 "an UntypedStorage cannot be on device 'jax': JAX's arrays are no bytes to write to. Make a tensor "
                 "(torch.empty(n, dtype=torch.uint8, device='jax')), or load with torch.load(..., map_location='jax')"
             )
-        return make(cls, *args, device=device, **kwargs)
+        return make(cls, *args, device=device, **kwargs)  # type: ignore[call-arg]
 
     torch.UntypedStorage.__new__ = staticmethod(new)  # type: ignore[assignment]
 

@@ -75,7 +75,9 @@ def _watched(func: Any, plan: dispatch.Plan, args: tuple[Any, ...], kwargs: dict
 def _log_mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     others = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor) and not isinstance(t, Tensor)]
     if others:
-        logger.info("%s mixes 'jax' tensors with %s", func, ", ".join(f"{_describe(t, False)} on {t.device}" for t in others))
+        logger.info(
+            "%s mixes 'jax' tensors with %s", func, ", ".join(f"{_describe(t, False)} on {t.device}" for t in others)
+        )
 
 
 def _cpu(x: Any) -> Any:
@@ -133,7 +135,9 @@ def _cpu_fallback(func: Any) -> Any:
                 stacklevel=4,
             )
         if _traced(args, kwargs):
-            raise RuntimeError(f"{func} has no JAX function, and the CPU fallback cannot run under a trace (jit, grad, vmap)")
+            raise RuntimeError(
+                f"{func} has no JAX function, and the CPU fallback cannot run under a trace (jit, grad, vmap)"
+            )
         cpu_args, cpu_kwargs = tree_map(_cpu, (args, kwargs))
         originals, copies = tree_flatten((args, kwargs))[0], tree_flatten((cpu_args, cpu_kwargs))[0]
         pairs = [(o, c) for o, c in zip(originals, copies, strict=True) if isinstance(o, Tensor)]

@@ -155,7 +155,10 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 def memory_stats(device: Any = None) -> dict[str, Any]:
     """JAX's own figures (bytes), under PyTorch's names where it has one; empty where the platform keeps none (CPU)."""
     stats = dict(_jax_device(device).memory_stats() or {})
-    for theirs, ours in (("bytes_in_use", "allocated_bytes.all.current"), ("peak_bytes_in_use", "allocated_bytes.all.peak")):
+    for theirs, ours in (
+        ("bytes_in_use", "allocated_bytes.all.current"),
+        ("peak_bytes_in_use", "allocated_bytes.all.peak"),
+    ):
         if theirs in stats:
             stats[ours] = stats[theirs]
     return stats

@@ -16,15 +16,15 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-import torchax_ops
-from torchax_ops import Op
 
+import torchax_ops
 from torchax import devices, random, schema, tensor, transfer, view_ops
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
 from torchax.errors import OperatorNotFound
 from torchax.schema import GENERATOR, NUMBERS, SKIPPED, STATIC, TENSOR, TENSORS, TRACED
 from torchax.tensor import Tensor, plans, view_of, view_on, wrap
 from torchax.views import ROOT, Chain
+from torchax_ops import Op
 
 Plan = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -149,7 +149,9 @@ _DEFAULT_DTYPE = _Marker("DEFAULT_DTYPE")
 _FLOAT32 = torch.float32
 _get_default_dtype = torch.get_default_dtype
 _Tracer = jax.core.Tracer
-_array_type: type | None = None  # the class of concrete arrays, once one was seen: testing it is cheaper than isinstance
+_array_type: type | None = (
+    None  # the class of concrete arrays, once one was seen: testing it is cheaper than isinstance
+)
 
 # Python floats that come again are kept as device scalars, which a compiled function takes sooner. A float is kept when
 # seen twice, so that a learning rate that never repeats leaves nothing behind.
@@ -272,12 +274,12 @@ class Encoder:
             if call.device is None:
                 call.device = a.device
             return
-        if a.device.type != "cpu" or not (a.numel() == 1 if mix_one_element else a.ndim == 0):
-            if not (a.device.type == "cpu" and self.cpu_indices):
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two devices, "
-                    f"jax:0 and {a.device}! (when checking a tensor of shape {list(a.shape)} in {self.func})"
-                )
+        mixes = self.cpu_indices or (a.numel() == 1 if mix_one_element else a.ndim == 0)
+        if a.device.type != "cpu" or not mixes:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"jax:0 and {a.device}! (when checking a tensor of shape {list(a.shape)} in {self.func})"
+            )
         call.arrays.append(transfer.to_array(a, narrow=narrow_storage))
         call.key.append(ROOT)
 
@@ -471,7 +473,7 @@ class Functional:
 
     def invoke_specially(self, call: Call, n: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Under a trace, in performance mode, and for results whose shape depends on values."""
-        narrow = narrow_storage or not (jax.config.jax_enable_x64 or not call.traced)
+        narrow = narrow_storage or not (jax.config.jax_enable_x64 or not call.traced)  # type: ignore[attr-defined]
         key = (n, *call.key)
         if self.op.eager and self.runs_eagerly(args, kwargs):
             with jax.enable_x64(not narrow):
@@ -497,7 +499,7 @@ class Functional:
         if fn is None:
             fn = self.compiled[key] = self.compile(key)
         index = (call.device.index or 0) if call.device is not None else 0
-        with jax.enable_x64(enter or jax.config.jax_enable_x64):
+        with jax.enable_x64(enter or jax.config.jax_enable_x64):  # type: ignore[attr-defined]
             if call.seed is not None:
                 return fn(*call.arrays, random.state_from_seed(call.seed, devices.jax_device(index)))[0]
             with random.generator(index) as state:
@@ -538,7 +540,7 @@ class Functional:
             if isinstance(a, (bool, int, float, complex)):
                 avals.append(a)
             else:
-                avals.append(jax.ShapeDtypeStruct(a.shape, next(wide, a.dtype)))
+                avals.append(jax.ShapeDtypeStruct(a.shape, next(wide, a.dtype)))  # type: ignore[arg-type]
         n, parts = key[0], key[1:]
 
         def fn(*arrays: Any) -> Any:
@@ -573,13 +575,13 @@ class InPlace(Functional):
         self.lists = all(self.kinds[name] == TENSORS for name in self.written)
         names = [a.name for a in func._schema.arguments]
         self.index = {name: names.index(name) for name in self.written}
+        arguments = [a for a in func._schema.arguments if a.alias_info]
         self.returned = [
             next(
-                (a.name for a in func._schema.arguments if a.alias_info and r.alias_info and a.alias_info.before_set & r.alias_info.before_set),
-                None,
+                (a.name for a in arguments if r.alias_info and a.alias_info.before_set & r.alias_info.before_set), None
             )
             for r in func._schema.returns
-        ]  # fmt: skip
+        ]
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         targets = self.targets(args, kwargs)
@@ -882,7 +884,9 @@ def _concrete(a: Any) -> Any:
 
 def _wide_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], encode: Encoder) -> Iterable[np.dtype]:
     """The dtypes, as PyTorch sees them, of a call's arrays before its views are read, in the order they are encoded."""
-    kinds = zip([*encode.positional[: len(args)], *(encode.kinds[k] for k in kwargs)], [*args, *kwargs.values()], strict=False)
+    kinds = zip(
+        [*encode.positional[: len(args)], *(encode.kinds[k] for k in kwargs)], [*args, *kwargs.values()], strict=False
+    )
     for kind, a in kinds:
         if kind == SKIPPED:
             continue

@@ -16,12 +16,12 @@ import jax
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
-from torchax_ops import Op, key_parameter
 
 from torchax import config, dispatch, random, transfer
 from torchax.functions import register_function
 from torchax.stateful import from_cpu
 from torchax.tensor import Tensor, wrap
+from torchax_ops import Op, key_parameter
 
 _JAX = torch.device("jax")
 
@@ -43,7 +43,9 @@ class _CudaAsJax(TorchFunctionMode):
         if default_env().config.treat_cuda_as_jax_device:
             if func is torch.Tensor.cuda:
                 index = args[1] if len(args) > 1 else kwargs.pop("device", None)
-                device = _JAX if index is None else torch.device("jax", index) if isinstance(index, int) else _renamed(index)
+                device = (
+                    _JAX if index is None else torch.device("jax", index) if isinstance(index, int) else _renamed(index)
+                )
                 return args[0].to(device)
             if "device" in kwargs:
                 kwargs["device"] = _renamed(kwargs["device"])
@@ -120,7 +122,9 @@ class Environment:
         """
         unknown = set(properties) - {"mesh", "prng", "autocast_dtype"}
         if unknown:
-            raise TypeError(f"override_property takes mesh=, prng= and autocast_dtype=, not {', '.join(sorted(unknown))}")
+            raise TypeError(
+                f"override_property takes mesh=, prng= and autocast_dtype=, not {', '.join(sorted(unknown))}"
+            )
         before = getattr(self._local, "properties", {})
         self._local.properties = {**before, **properties}
         prng, dtype = properties.get("prng"), properties.get("autocast_dtype")
@@ -203,7 +207,8 @@ class Environment:
     def t2j_copy(self, tree: Any) -> Any:
         """Tensors in a tree, on any device, as arrays; CPU ones are copied."""
         return tree_map(
-            lambda x: x.jax() if isinstance(x, Tensor) else transfer.to_array(x) if isinstance(x, torch.Tensor) else x, tree
+            lambda x: x.jax() if isinstance(x, Tensor) else transfer.to_array(x) if isinstance(x, torch.Tensor) else x,
+            tree,
         )
 
     def j2t_copy(self, tree: Any) -> Any:

@@ -82,5 +82,5 @@ def _setitem(self: Tensor, index: Any, value: Any) -> None:
     aten.index_put_.default(torch.Tensor.__getitem__(self, rest), numbers, value.to(self.device, self.dtype))
 
 
-Tensor.__getitem__ = _getitem  # type: ignore[method-assign]
+Tensor.__getitem__ = _getitem  # type: ignore[assignment, method-assign]
 Tensor.__setitem__ = _setitem  # type: ignore[method-assign,assignment]

@@ -27,7 +27,7 @@ def _unflatten(aux: None, leaves: Any) -> Tensor:
     try:
         return wrap(leaf)  # a shape and a dtype are enough: ShapeDtypeStruct, numpy arrays
     except (AttributeError, TypeError):
-        holder = torch.Tensor._make_wrapper_subclass(Tensor, (0,), device="jax:0")
+        holder = torch.Tensor._make_wrapper_subclass(Tensor, (0,), device="jax:0")  # type: ignore[arg-type]
         holder._box = Storage(leaf)
         return holder
 

@@ -94,7 +94,9 @@ def get_state(index: int) -> torch.Tensor:
     """A generator's state as a CPU uint8 tensor, as ``torch.cuda.get_rng_state`` gives it."""
     with _lock:
         seed = initial_seed(index)
-        raw = np.concatenate([np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], "<u8").view("<u4"), np.asarray(_state(index).array)])
+        raw = np.concatenate(
+            [np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], "<u8").view("<u4"), np.asarray(_state(index).array)]
+        )
         return torch.from_numpy(raw.astype("<u4").view(np.uint8).copy())
 
 

@@ -83,7 +83,9 @@ def functional(op: Any) -> Any | None:
         for candidate in candidates:
             if candidate is op or candidate._schema.is_mutable:
                 continue
-            given = [(a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in _SKIPPED_NAMES | {"dtype"}]
+            given = [
+                (a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in _SKIPPED_NAMES | {"dtype"}
+            ]
             if given == [w for w in wanted if w[0] not in _SKIPPED_NAMES | {"dtype"}]:
                 return candidate
     return None

@@ -29,7 +29,7 @@ def reduce(t: Tensor) -> tuple[Any, ...]:
     """What ``__reduce_ex__`` gives: PyTorch's own rebuild functions on a CPU storage tagged with the device."""
     torch.utils.hooks.warn_if_has_hooks(t)
     storage = _Storage(wrap_storage=_cpu_storage(t), dtype=t.dtype, _internal=True)
-    rebuilt = (storage, int(t.storage_offset()), tuple(t.size()), t.stride(), t.requires_grad, OrderedDict())
+    rebuilt = (storage, int(t.storage_offset()), tuple(t.size()), t.stride(), t.requires_grad, OrderedDict())  # type: ignore[var-annotated]
     extra = {k: v for k, v in t.__dict__.items() if k not in OWN_ATTRIBUTES}
     if isinstance(t, torch.nn.Parameter):
         data = _AsTensor(torch._utils._rebuild_tensor_v2, (*rebuilt[:4], False, OrderedDict()))
@@ -151,7 +151,7 @@ def register() -> None:
     dispatch.handlers[aten.set_.source_Storage_storage_offset] = lambda args, kwargs: _attach(*args, **kwargs)
     dispatch.handlers[aten.set_.source_Storage] = lambda args, kwargs: _attach_all(*args, **kwargs)
     # Before PyTorch's own for the CPU (10): the bytes are in a CPU storage, the tag says where they belong.
-    torch.serialization.register_package(5, _tag, _restore)
+    torch.serialization.register_package(5, _tag, _restore)  # type: ignore[arg-type]
 
 
 def _attach_all(self: Tensor, source: Any) -> Tensor:

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-import torchax_ops
 
+import torchax_ops
 from torchax import devices, dispatch, transfer, view_ops, views
-from torchax.dispatch import Functional, InPlace, run
+from torchax.dispatch import Functional, run
 from torchax.dtypes import NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
 from torchax.storage import Storage
 from torchax.tensor import Tensor, adopt, look_at, view_of, view_on, wrap
@@ -98,7 +98,9 @@ def empty_strided(
 def empty_like(self: torch.Tensor, *, dtype: Any = None, device: Any = None, **rest: Any) -> torch.Tensor:
     device = self.device if device is None else torch.device(device)
     if device.type != "jax":
-        return torch.empty_strided(tuple(self.shape), _like_strides(self, rest), dtype=dtype or self.dtype, device=device)
+        return torch.empty_strided(
+            tuple(self.shape), _like_strides(self, rest), dtype=dtype or self.dtype, device=device
+        )
     return empty_strided(self.shape, _like_strides(self, rest), dtype=dtype or self.dtype, device=device)
 
 
@@ -274,7 +276,7 @@ def _read_as(source: Tensor, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     array = source._box.array
     if source._chain is ROOT and array.shape == shape and array.dtype == dtype:
         return array
-    with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(array, jax.core.Tracer)):
+    with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(array, jax.core.Tracer)):  # type: ignore[attr-defined]
         return _fitted(source._chain, array, source._operands, shape, dtype)
 
 
@@ -291,11 +293,13 @@ def _copy(self: Tensor, src: torch.Tensor) -> None:
                 f"copy_: The size of the source {list(src.shape)} does not broadcast to the target {list(shape)}"
             )
     if not isinstance(src, Tensor):
-        src = wrap(transfer.to_array(src, devices.jax_device(self.device), dispatch.narrow_storage), self.device, src.dtype)
+        src = wrap(
+            transfer.to_array(src, devices.jax_device(self.device), dispatch.narrow_storage), self.device, src.dtype
+        )
     elif src.device != self.device:
         src = to_device(src, self.device)
     stored = t2j_dtype(self.dtype)
-    if dispatch.narrow_storage or (isinstance(src._box.array, jax.core.Tracer) and not jax.config.jax_enable_x64):
+    if dispatch.narrow_storage or (isinstance(src._box.array, jax.core.Tracer) and not jax.config.jax_enable_x64):  # type: ignore[attr-defined]
         stored = NARROWED.get(stored, stored)
     self._write(_read_as(src, shape, stored))
 
@@ -397,7 +401,9 @@ def _strided_view(self: Tensor, size: Any, stride: Any, offset: int | None) -> v
     if len(shape) != len(strides):
         raise RuntimeError(f"mismatch in length of strides and shape: {list(shape)} and {list(strides)}")
     if any(s < 0 for s in strides) or offset < 0:
-        raise RuntimeError(f"as_strided: Negative strides are not supported at the moment, got strides: {list(strides)}")
+        raise RuntimeError(
+            f"as_strided: Negative strides are not supported at the moment, got strides: {list(strides)}"
+        )
     return view_ops.as_strided(box.shape, box.strides, held, self.dtype, shape, strides, offset)
 
 
@@ -452,7 +458,9 @@ def resize_as_(self: Tensor, the_template: torch.Tensor, *, memory_format: Any =
 @handles(aten.set_.source_Tensor)
 def set_tensor(self: Tensor, source: torch.Tensor) -> Tensor:
     if not isinstance(source, Tensor):
-        raise RuntimeError(f"set_: the source is on {source.device}, the tensor on {self.device}; both must be on 'jax'")
+        raise RuntimeError(
+            f"set_: the source is on {source.device}, the tensor on {self.device}; both must be on 'jax'"
+        )
     adopt(self, source)
     return self
 
@@ -514,7 +522,9 @@ def pack_padded_sequence(input: Tensor, lengths: torch.Tensor, batch_first: bool
             f"Expected `len(lengths)` to be equal to batch_size, but got {lengths.numel()} (batch_size={steps.shape[1]})"
         )
     if int(lengths[-1]) <= 0:
-        raise RuntimeError("Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0")
+        raise RuntimeError(
+            "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
+        )
     if bool((lengths[1:] > lengths[:-1]).any()):
         raise RuntimeError(
             "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
@@ -561,7 +571,9 @@ def attention(
     The fused operator has a first derivative only, so transforms that may ask for more (``torch.func``, forward mode) and
     shapes that it does not take get PyTorch's own composition.
     """
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    transformed = (
+        torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    )
     plain = query.dim() == key.dim() == value.dim() == 4 and query.is_floating_point() and not enable_gqa
     if transformed or not plain or not (query.dtype == key.dtype == value.dtype):
         return aten._scaled_dot_product_attention_math.default(
@@ -569,7 +581,9 @@ def attention(
         )[0]
     if attn_mask is not None:
         if is_causal:
-            raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+            raise RuntimeError(
+                "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
+            )
         if attn_mask.dtype is torch.bool:
             zero, minus = (torch.zeros((), dtype=query.dtype, device=query.device) + v for v in (0.0, float("-inf")))
             attn_mask = torch.where(attn_mask, zero, minus)

@@ -38,7 +38,7 @@ class Storage:
         """A storage whose array is made when first read, on ``device`` (``None``: JAX's default, uncommitted)."""
         self = cls.__new__(cls)
         self.strides = None
-        self._empty = (shape, dtype, device)
+        self._empty = (shape, dtype, device)  # type: ignore[attr-defined]
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -73,7 +73,7 @@ class Storage:
     def address(self) -> int:
         """A stable, non-zero number that no other living storage has: what ``data_ptr()`` answers."""
         try:
-            return self._address
+            return self._address  # type: ignore[has-type]
         except AttributeError:
             global _address
             with _address_lock:

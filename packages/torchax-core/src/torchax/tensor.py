@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from torchax import transfer, views
+from torchax import views
 from torchax.devices import index_of, torch_device
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, TORCH_DTYPE_TO_JAX, j2t_dtype
 from torchax.errors import OperatorNotFound
@@ -19,7 +19,7 @@ from torchax.storage import Storage
 from torchax.view_ops import Metadata, View, metadata_of
 from torchax.views import ROOT, Chain, Operands
 
-__all__ = ["Environment", "OperatorNotFound", "Tensor"]
+__all__ = ["Environment", "OperatorNotFound", "Tensor"]  # noqa: F822 (Environment comes by __getattr__)
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _JAX0 = torch_device(0)
 
 # How each operator runs; torchax.dispatch fills it in. (It builds on this module, which builds on nothing above views.)
 plans: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
-build_plan: Callable[[Any], Callable[[tuple[Any, ...], dict[str, Any]], Any]]
+build_plan: Callable[[Any], Callable[[tuple[Any, ...], dict[str, Any]], Any]] = None  # type: ignore[assignment]
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -54,7 +54,7 @@ class Tensor(torch.Tensor):
     _noncontiguous: bool = False
     _meta: Metadata | None = None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, elem: Any, env: Any = None, requires_grad: bool = False) -> Tensor:
@@ -65,7 +65,7 @@ class Tensor(torch.Tensor):
         return wrap(elem, torch_device(index_of(elem)), requires_grad=requires_grad)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         plan = plans.get(func)
@@ -80,7 +80,7 @@ class Tensor(torch.Tensor):
         chain = self._chain
         if chain is ROOT:
             return self._box.array
-        with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(self._box.array, jax.core.Tracer)):
+        with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(self._box.array, jax.core.Tracer)):  # type: ignore[attr-defined]
             return views.read(chain, self._box.array, self._operands)
 
     def jax(self) -> jax.Array:
@@ -95,7 +95,7 @@ class Tensor(torch.Tensor):
         return self.detach().cpu()
 
     @property
-    def jax_device(self) -> jax.Device:
+    def jax_device(self) -> jax.Device:  # type: ignore[name-defined]
         """The JAX device that holds the data (the first one, for a sharded tensor)."""
         return min(self._value().devices(), key=lambda d: d.id)
 
@@ -131,10 +131,10 @@ class Tensor(torch.Tensor):
         if self._chain is ROOT:
             self._box.array = value
         else:
-            with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(value, jax.core.Tracer)):
+            with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(value, jax.core.Tracer)):  # type: ignore[attr-defined]
                 self._box.array = _write_view(self._chain, self._box.array, self._operands, value)
 
-    def __jax_array__(self) -> jax.Array:
+    def __jax_array__(self) -> jax.Array:  # type: ignore[name-defined]
         return self._value()
 
     # --- numpy, Python values, DLPack -------------------------------------------------------------------------------
@@ -146,9 +146,7 @@ class Tensor(torch.Tensor):
             RuntimeError: the tensor requires grad (unless ``force``).
         """
         if self.requires_grad and not force:
-            raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
-            )
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
         values = np.asarray(self._value())
         wanted = TORCH_DTYPE_TO_JAX[self.dtype]
         return values if values.dtype == wanted else values.astype(wanted)
@@ -197,7 +195,7 @@ class Tensor(torch.Tensor):
     def _get_data(self) -> Tensor:
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
-    def _set_data(self, new: torch.Tensor) -> None:
+    def _set_data(self, new: torch.Tensor) -> None:  # type: ignore[name-defined]
         if not isinstance(new, Tensor):
             raise TypeError(
                 f"incompatible tensor type: cannot set the data of a 'jax' tensor to one on {new.device}; move it with "
@@ -247,7 +245,9 @@ class Tensor(torch.Tensor):
         from torch._tensor_str import _str, _str_intern
 
         if isinstance(self._box.array, jax.core.Tracer):
-            body = f"tensor(<{self._box.array!r}>, size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
+            body = (
+                f"tensor(<{self._box.array!r}>, size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
+            )
             return f"Parameter containing:\n{body}" if isinstance(self, torch.nn.Parameter) else body
         if torch._C._functorch.maybe_get_level(self) >= 0 or tensor_contents is not None:
             return _str(self, tensor_contents=tensor_contents)
@@ -270,7 +270,7 @@ class Tensor(torch.Tensor):
         return ["_plain"], None
 
     @property
-    def _plain(self) -> torch.Tensor:
+    def _plain(self) -> torch.Tensor:  # type: ignore[name-defined]
         return torch._C._acc.create_empty_tensor(tuple(self.shape), self.dtype)
 
     @staticmethod

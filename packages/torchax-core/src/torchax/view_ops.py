@@ -186,9 +186,7 @@ _MANY[aten.split.Tensor] = lambda a, outs, size, dim=0: _pieces(a, outs, dim)
 _MANY[aten.split_with_sizes.default] = lambda a, outs, sizes, dim=0: _pieces(a, outs, dim)
 _MANY[aten.split.sizes] = _MANY[aten.split_with_sizes.default]
 _MANY[aten.chunk.default] = lambda a, outs, chunks, dim=0: _pieces(a, outs, dim)
-_MANY[aten.unbind.int] = lambda a, outs, dim=0: [
-    [(views.Select(_dim(dim, len(a.shape))), i)] for i in range(len(outs))
-]
+_MANY[aten.unbind.int] = lambda a, outs, dim=0: [[(views.Select(_dim(dim, len(a.shape))), i)] for i in range(len(outs))]
 
 
 # --- from one view to the next --------------------------------------------------------------------------------------
@@ -256,9 +254,7 @@ def _select(a: Metadata, offset: int, chain: Chain, operands: views.Operands, di
     dim %= n
     size = a.shape[dim]
     if not -size <= index < size:
-        raise IndexError(
-            f"select(): index {index} out of range for tensor of size {list(a.shape)} at dimension {dim}"
-        )
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(a.shape)} at dimension {dim}")
     index %= size
     return _without(a, dim), offset + index * a.strides[dim], *views.extend(chain, operands, views.Select(dim), index)
 
@@ -294,7 +290,11 @@ def _slice(
     length = -(-max(last - first, 0) // step)
     if length == size and step == 1:
         return a, offset, chain, operands
-    return _cut(a, dim, length, step), offset + first * a.strides[dim], *views.extend(chain, operands, views.Slice(dim, length, step), first)
+    return (
+        _cut(a, dim, length, step),
+        offset + first * a.strides[dim],
+        *views.extend(chain, operands, views.Slice(dim, length, step), first),
+    )
 
 
 def as_strided(
@@ -309,13 +309,13 @@ def as_strided(
     chain, operands = ROOT, ()
     if base_strides is not None:
         order = tuple(int(d) for d in np.argsort([-s for s in base_strides], kind="stable"))
-        chain, operands = views.extend(chain, operands, views.Permute(order))
+        chain, operands = views.extend(chain, operands, views.Permute(order))  # type: ignore[assignment]
     numel = int(np.prod(base_shape, dtype=np.int64))
     if len(base_shape) != 1:
-        chain, operands = views.extend(chain, operands, views.Reshape((numel,)))
+        chain, operands = views.extend(chain, operands, views.Reshape((numel,)))  # type: ignore[assignment]
     target = t2j_dtype(dtype)
     if base_dtype != target:
-        chain, operands = views.extend(chain, operands, views.Bitcast(target))
+        chain, operands = views.extend(chain, operands, views.Bitcast(target))  # type: ignore[assignment]
         numel = numel * base_dtype.itemsize // target.itemsize
     last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if 0 not in shape and last >= numel:
@@ -326,6 +326,6 @@ def as_strided(
         )
     out = metadata(shape, strides, dtype)
     if out.contiguous and 0 not in shape:  # a run of elements, as autograd asks for most often: no gather
-        chain, operands = views.extend(chain, operands, views.Slice(0, last - offset + 1, 1), offset)
+        chain, operands = views.extend(chain, operands, views.Slice(0, last - offset + 1, 1), offset)  # type: ignore[assignment]
         return out, offset, *views.extend(chain, operands, views.Reshape(shape))
     return out, offset, *views.extend(chain, operands, views.Strided(shape, strides), offset)

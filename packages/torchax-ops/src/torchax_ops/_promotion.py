@@ -49,7 +49,7 @@ def default_float_dtype(dtype: Any) -> Iterator[None]:
 def canonical(dtype: Any) -> DType:
     """``dtype`` as JAX can hold it now: a 64-bit dtype becomes its 32-bit one where JAX's x64 flag is off."""
     dtype = np.dtype(dtype)
-    if not jax.config.jax_enable_x64 and dtype.name in _WIDE:
+    if not jax.config.jax_enable_x64 and dtype.name in _WIDE:  # type: ignore[attr-defined]
         return np.dtype(_WIDE[dtype.name])
     return dtype
 

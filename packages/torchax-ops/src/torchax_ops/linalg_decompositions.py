@@ -51,7 +51,7 @@ def check_info(op: str, factor: Callable[..., Any], what: str = "singular") -> C
 
 
 def raise_info(op: str, factor: jax.Array, what: str) -> None:
-    info = np.asarray(_cholesky_info(factor[1], factor[0]) if isinstance(factor, tuple) else lu_info(factor))
+    info = np.asarray(_cholesky_info(factor[1], factor[0]) if isinstance(factor, tuple) else lu_info(factor))  # type: ignore[unreachable]
     bad = np.flatnonzero(info)
     if bad.size:
         where = f"(Batch element {bad[0]}): " if info.ndim else ""
@@ -212,7 +212,7 @@ def linalg_cholesky_ex(
 
 
 def _check_cholesky(self: jax.Array, upper: bool = False) -> None:
-    raise_info("cholesky", _cholesky_pair(self, upper=upper), "not positive-definite")
+    raise_info("cholesky", _cholesky_pair(self, upper=upper), "not positive-definite")  # type: ignore[arg-type]
 
 
 @register("cholesky", check=_check_cholesky)
@@ -270,7 +270,7 @@ def _reflect(a: jax.Array, tau: jax.Array, C: jax.Array, adjoint: bool) -> jax.A
 
 
 def _columns_of_q(input: jax.Array, tau: jax.Array) -> jax.Array:
-    identity = jnp.broadcast_to(jnp.eye(*input.shape[-2:], dtype=input.dtype), input.shape)
+    identity = jnp.broadcast_to(jnp.eye(*input.shape[-2:], dtype=input.dtype), input.shape)  # type: ignore[arg-type, misc]
     return _reflect(input, tau, identity, adjoint=False)
 
 

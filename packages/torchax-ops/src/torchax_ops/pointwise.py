@@ -493,7 +493,7 @@ def _gcd(x: jax.Array, y: jax.Array) -> jax.Array:
         a, b = state
         return jnp.where(b == 0, a, b), jnp.where(b == 0, 0, lax.rem(a, jnp.where(b == 0, 1, b)))
 
-    return lax.bitcast_convert_type(lax.while_loop(lambda s: jnp.any(s[1] != 0), step, state)[0], x.dtype)
+    return lax.bitcast_convert_type(lax.while_loop(lambda s: jnp.any(s[1] != 0), step, state)[0], x.dtype)  # type: ignore[arg-type]
 
 
 def _lcm(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -515,7 +515,7 @@ def _integer_power(x: jax.Array, n: jax.Array) -> jax.Array:
         power, square, n = state
         return jnp.where(n & 1, power * square, power), square * square, n >> 1
 
-    return lax.while_loop(lambda s: jnp.any(s[2] != 0), step, (jnp.ones_like(x), x, n))[0]
+    return lax.while_loop(lambda s: jnp.any(s[2] != 0), step, (jnp.ones_like(x), x, n))[0]  # type: ignore[arg-type]
 
 
 def _check_pow(self: ArrayLike, exponent: ArrayLike) -> None:

@@ -79,7 +79,7 @@ def _logit(x: jax.Array) -> jax.Array:
 def logit(self: ArrayLike, eps: float | None = None) -> jax.Array:
     """``log(self / (1 - self))``, with ``self`` first clamped to ``[eps, 1 - eps]`` where ``eps`` is given."""
     if eps is not None:
-        eps = cast(eps, self.dtype)
+        eps = cast(eps, self.dtype)  # type: ignore[assignment]
         self = jnp.where(self < eps, eps, jnp.where(self > 1 - eps, 1 - eps, self))
     return _logit(self)
 
@@ -312,7 +312,7 @@ sinc = unary(jnp.sinc, "sinc", "special_sinc", kind=_FLOATS)
 # --- modified Bessel functions -------------------------------------------------------------------------------------
 
 
-@with_slope(lambda x, y: _i1(x))
+@with_slope(lambda x, y: _i1(x))  # type: ignore[has-type]
 def _i0(x: jax.Array) -> jax.Array:
     return lax.bessel_i0e(x) * jnp.exp(jnp.abs(x))
 

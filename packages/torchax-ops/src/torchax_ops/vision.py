@@ -284,8 +284,8 @@ def _roi_pool_backward(
     place = jnp.where(place < 0, height * width, place)
     dtype = opmath(grad.dtype)
     target = jnp.zeros((batch_size, channels, height * width), dtype)
-    target = target.at[images, jnp.arange(channels, dtype=jnp.int32)[:, None], place]
-    filled = target.add(cast(grad, dtype).reshape(place.shape), mode="drop")
+    target = target.at[images, jnp.arange(channels, dtype=jnp.int32)[:, None], place]  # type: ignore[assignment]
+    filled = target.add(cast(grad, dtype).reshape(place.shape), mode="drop")  # type: ignore[attr-defined]
     return cast(filled.reshape(batch_size, channels, height, width), grad.dtype)
 
 
@@ -342,7 +342,7 @@ def _bilinear(images, y, x):
             known = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
             index = jnp.where(known, row * width + column, 0)
             corner = jnp.take_along_axis(flat, index[:, None], 2, mode="clip")
-            total = total + corner * jnp.where(known, wy * wx, 0)[:, None]
+            total = total + corner * jnp.where(known, wy * wx, 0)[:, None]  # type: ignore[assignment]
     return total
 
 

@@ -34,6 +34,8 @@ def register_torch_composite(name: str, impl: Callable[..., Any], *ops: Any, **j
     def on_arrays(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(lambda x: wrap(x) if isinstance(x, jax.Array) else x, (args, kwargs))
         out = impl(*args, **kwargs)
-        return jax.tree.map(lambda t: t.jax() if isinstance(t, Tensor) else t, out, is_leaf=lambda t: isinstance(t, Tensor))
+        return jax.tree.map(
+            lambda t: t.jax() if isinstance(t, Tensor) else t, out, is_leaf=lambda t: isinstance(t, Tensor)
+        )
 
     register_jax_composite(name, on_arrays, *ops, **jit_args)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torchax_ops
-
 from torchax.environment import override
 from torchax.functions import register_function
 

@@ -152,8 +152,8 @@ def _winner(values, positions, axis):
 
 
 def _max_along(values, positions, axis, window):
-    values = _pad_axis(values, axis, *window.pads, _lowest(values.dtype))
-    positions = _pad_axis(positions, axis, *window.pads, _NOWHERE)
+    values = _pad_axis(values, axis, *window.pads, _lowest(values.dtype))  # type: ignore[call-arg]
+    positions = _pad_axis(positions, axis, *window.pads, _NOWHERE)  # type: ignore[call-arg]
     if window.kernel > _MAX_UNROLLED_TAPS:
         return _winner(_stacked(values, axis, window), _stacked(positions, axis, window), axis + 1)
 
@@ -256,7 +256,7 @@ def max_pool3d_with_indices_backward(
 
 
 def _sum_along(x, axis, window):
-    x = _pad_axis(x, axis, *window.pads, 0)
+    x = _pad_axis(x, axis, *window.pads, 0)  # type: ignore[call-arg]
     if window.kernel > _MAX_UNROLLED_TAPS:
         return _stacked(x, axis, window).sum(axis + 1, dtype=x.dtype)
     return functools.reduce(lax.add, _taps(x, axis, window))

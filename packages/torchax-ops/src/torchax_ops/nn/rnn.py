@@ -212,7 +212,7 @@ def _split_params(op: str, params: Sequence[Array], has_biases: bool, projected:
     if len(params) != size * count:
         raise RuntimeError(f"{op}: expected {size} parameters for each of {count} directions, but got {len(params)}")
     groups = [list(params[i * size : (i + 1) * size]) for i in range(count)]
-    return [_Weights(*g[:2], *(g[2:4] if has_biases else (None, None)), g[-1] if projected else None) for g in groups]
+    return [_Weights(*g[:2], *(g[2:4] if has_biases else (None, None)), g[-1] if projected else None) for g in groups]  # type: ignore[call-arg]
 
 
 def _run(step: _Step, x: Array, inside: Array | None, state: tuple[Array, ...], weights: _Weights, reverse: bool):
@@ -247,8 +247,8 @@ def _layers(
     out, finals = cast(x, dtype), []
     for layer in range(num_layers):
         if layer and train and dropout > 0:
-            keep = jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - dropout, out.shape)
-            out = jnp.where(keep, out / max(1 - dropout, np.finfo(np.float32).tiny), 0)
+            keep = jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - dropout, out.shape)  # type: ignore[arg-type]
+            out = jnp.where(keep, out / max(1 - dropout, np.finfo(np.float32).tiny), 0)  # type: ignore[operator]
         parts = []
         for direction in range(directions):
             i = layer * directions + direction
