@@ -286,30 +286,36 @@ def _after_gradient(check: Callable[..., None]) -> Callable[..., None]:
     return lambda grad_output, *args, **kwargs: check(*args, **kwargs)
 
 
+def _classes(self) -> int:
+    return self.shape[-1] if self.ndim else 1
+
+
 def _check_margin_target(self, target, *_, **__):
     target = np.asarray(target)
-    if ((target < 0) | (target >= self.shape[-1])).any():
+    if ((target < 0) | (target >= _classes(self))).any():
         raise RuntimeError("multi_margin_loss: target out of range")
 
 
-def _multi_margin(self, target, p, margin, weight, reduction):
-    if self.ndim not in (1, 2) or self.shape[-1] == 0:
+def _check_classes(self):
+    if self.ndim > 2 or 0 in self.shape[-1:]:
         raise RuntimeError(
             f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(self.shape)}"
         )
+
+
+def _multi_margin(self, target, p, margin, weight, reduction):
+    _check_classes(self)
     if p not in (1, 2):
         raise RuntimeError("multi_margin_loss: only p == 1 and p == 2 supported")
-    rows = 1 if self.ndim == 1 else self.shape[0]
+    rows, classes = (1, self.size) if self.ndim < 2 else self.shape
     if target.ndim > 1 or target.size != rows:
         raise RuntimeError(
             "multi_margin_loss: target tensor should be 1-D with size equal to the number of input samples (batch "
             f"size). Expected target size [{rows}], but got {list(target.shape)}"
         )
-    if weight is not None and weight.size != self.shape[-1]:
-        raise RuntimeError(
-            f"multi_margin_loss: inconsistent weight size, expected {self.shape[-1]} but got {weight.size}"
-        )
-    x, labels = cast(self, opmath(self.dtype)).reshape(rows, self.shape[-1]), cast(target, "int32").reshape(rows, 1)
+    if weight is not None and weight.size != classes:
+        raise RuntimeError(f"multi_margin_loss: inconsistent weight size, expected {classes} but got {weight.size}")
+    x, labels = cast(self, opmath(self.dtype)).reshape(rows, classes), cast(target, "int32").reshape(rows, 1)
     chosen = jnp.arange(x.shape[1], dtype=jnp.int32) == labels
     z = cast(margin, x.dtype) - jnp.where(chosen, x, 0).sum(-1, keepdims=True) + x
     loss = jnp.where(chosen, 0, _hinge(z) ** p)
@@ -317,7 +323,7 @@ def _multi_margin(self, target, p, margin, weight, reduction):
         loss = loss * jnp.take(cast(weight, x.dtype), labels, mode="clip")
     loss = loss.sum(-1) / x.shape[1]
     if reduction == _NONE:
-        return cast(loss.reshape(target.shape if self.ndim == 1 else (rows,)), self.dtype)
+        return cast(loss.reshape(target.shape if self.ndim < 2 else (rows,)), self.dtype)
     return cast(_reduce(loss, reduction) if rows else jnp.zeros((), loss.dtype), self.dtype)
 
 
@@ -342,15 +348,12 @@ def multi_margin_loss_backward(grad_output, self, target, p, margin, weight=None
 
 def _check_multilabel_target(self, target, *_, **__):
     target = np.asarray(target)
-    if ((target < -1) | (target >= self.shape[-1])).any():
+    if ((target < -1) | (target >= _classes(self))).any():
         raise RuntimeError("multilabel_margin_loss: argument #2 'target' is out of range")
 
 
 def _multilabel_margin(self, target, reduction):
-    if self.ndim not in (1, 2) or self.shape[-1] == 0:
-        raise RuntimeError(
-            f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(self.shape)}"
-        )
+    _check_classes(self)
     if target.shape != self.shape:
         raise RuntimeError(f"inconsistent target size: {list(target.shape)} for input of size: {list(self.shape)}")
     x, labels = jnp.atleast_2d(cast(self, opmath(self.dtype))), jnp.atleast_2d(cast(target, "int32"))

@@ -1,7 +1,7 @@
 """Batch, layer, group, RMS and weight normalization, and their gradients.
 
-Statistics are computed in float32 for 16-bit inputs. A gradient takes the statistics its forward saved, except those
-rounded to 16 bits: these it computes again, which XLA merges with the forward's where both are in one program.
+Statistics are computed in float32 for 16-bit inputs, and saved in the dtype of the parameters, as PyTorch's CPU
+operators save them.
 """
 
 from __future__ import annotations
@@ -153,9 +153,6 @@ def native_batch_norm_backward(
     x, grad = cast(input, dtype), cast(grad_out, dtype)
     if not train:
         mean, invstd = _column(running_mean, ndim), lax.rsqrt(_column(running_var, ndim) + eps)
-    elif opmath(save_invstd.dtype) != save_invstd.dtype:
-        mean, var = _mean_and_variance(x, axes)
-        invstd = lax.rsqrt(var + eps)
     else:
         mean, invstd = _column(save_mean, ndim), _column(save_invstd, ndim)
     scale = invstd if weight is None else invstd * _column(weight, ndim)

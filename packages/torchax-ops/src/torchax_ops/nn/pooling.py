@@ -514,7 +514,7 @@ def _fractional_max_pool(op, self, n, kernel_size, output_size, random_samples):
         samples = random_samples[: x.shape[0], : x.shape[1], 1 - axis if n == 2 else axis]
         starts = _fractional_starts(samples, size, k, out)
         index = (starts[..., None] + jnp.arange(k, dtype=jnp.int32)).reshape(*x.shape[:2], out * k)
-        index = index.reshape(*index.shape[:2], *(-1 if a == axis else 1 for a in range(n)))
+        index = index.reshape(*index.shape[:2], *(out * k if a == axis else 1 for a in range(n)))
         shape = (*values.shape[: 2 + axis], out, k, *values.shape[3 + axis :])
         positions = jnp.broadcast_to(positions, values.shape)
         values, positions = (
