@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import torch
+from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
 from torch.utils._foreach_utils import _foreach_supported_types as _utility_types
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -233,6 +234,8 @@ def register() -> None:
     _modules_keep_parameters()
     _swap_what_a_graph_holds()
     _no_bare_storages()
+    # make_fx and torch.func.linearize step aside for tensor classes that they do not know, and would freeze their values.
+    proxy_tensor.HANDLED_TYPES = (*proxy_tensor.HANDLED_TYPES, Tensor)  # type: ignore[assignment]
 
 
 register()

@@ -73,9 +73,16 @@ def _local_devices() -> list[jax.Device]:
     return jax.local_devices()
 
 
+@functools.cache
 def device_count() -> int:
     """How many JAX devices this process has."""
     return len(_local_devices())
+
+
+@functools.cache
+def several() -> bool:
+    """Whether this process has more than one JAX device."""
+    return device_count() > 1
 
 
 def jax_device(device: torch.device | int | str | None) -> jax.Device | None:

@@ -203,6 +203,8 @@ class Encoder:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         call = Call()
         key, arrays = call.key, call.arrays
+        if devices.device_count() > 1:
+            _check_one_device(self.func, args, kwargs)
         for kind, a in zip(self.positional, args, strict=False):
             if type(a) is Tensor:
                 box = a._box
@@ -249,10 +251,16 @@ class Encoder:
             key.append(None)
         elif isinstance(a, (list, tuple)) and kind in (TENSORS, NUMBERS):
             inner = TENSOR if kind == TENSORS else TRACED
+            if self.cpu_indices and kind == TENSORS:
+                a = [x for index in a for x in _index_from_cpu(index)]
             key.append(_LIST)
             key.append(len(a))
             for x in a:
-                self.slow(call, inner, x)
+                if self.cpu_indices and isinstance(x, torch.Tensor) and x.device.type == "cpu":
+                    call.arrays.append(transfer.to_array(x, narrow=narrow_storage))
+                    key.append(ROOT)
+                else:
+                    self.slow(call, inner, x)
         elif kind in (TENSOR, TRACED) and isinstance(a, (int, float, complex)):
             if isinstance(a, int) and not -(2**31) <= a < 2**31 and not -(2**63) <= a < 2**63:
                 key.append((int, a))
@@ -274,7 +282,7 @@ class Encoder:
             if call.device is None:
                 call.device = a.device
             return
-        mixes = self.cpu_indices or (a.numel() == 1 if mix_one_element else a.ndim == 0)
+        mixes = a.numel() == 1 if mix_one_element else a.ndim == 0
         if a.device.type != "cpu" or not mixes:
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
@@ -282,6 +290,28 @@ class Encoder:
             )
         call.arrays.append(transfer.to_array(a, narrow=narrow_storage))
         call.key.append(ROOT)
+
+
+def _check_one_device(func: Any, args: Any, kwargs: Any) -> None:
+    """Uncommitted arrays of ``jax:0`` would mix with those of another device.
+
+    Raises:
+        RuntimeError: the tensors are on more than one.
+    """
+    found = {t.device.index or 0 for t in _flat([*args, *kwargs.values()]) if isinstance(t, Tensor) and t.ndim}
+    if len(found) > 1:
+        a, b = sorted(found)[:2]
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, jax:{a} and jax:{b}! "
+            f"({func} was given {_describe(args, kwargs)})"
+        )
+
+
+def _index_from_cpu(index: Any) -> Any:
+    """An index; a mask on CPU as the indices of its true elements, which are known also under a trace."""
+    if isinstance(index, torch.Tensor) and index.device.type == "cpu" and index.dtype in (torch.bool, torch.uint8):
+        return index.nonzero(as_tuple=True) if index.ndim else [index.to("jax")]
+    return [index]
 
 
 _CPU_INDEX_OPS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
@@ -381,7 +411,7 @@ class Functional:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The usual call, written flat for speed: concrete arrays, static values, one tensor out. Others go to `general`."""
-        if not self.simple or narrow_storage or _get_default_dtype() is not _FLOAT32:
+        if not self.simple or narrow_storage or _get_default_dtype() is not _FLOAT32 or devices.several():
             return self.general(args, kwargs)
         arrays: list[Any] = []
         key: list[Any] = [len(args)]
@@ -436,7 +466,7 @@ class Functional:
         call = self.encode(args, kwargs)
         outs, dtypes = self.invoke(call, args, kwargs)
         device = call.device or devices.torch_device(0)
-        if device.index and not call.arrays:  # a factory on other than the default device
+        if device.index and not call.traced:  # what read no tensor was made on the default device
             outs = jax.device_put(outs, devices.jax_device(device))
         if type(outs) is not tuple and type(outs) is not list:
             result = wrap(outs, device, dtypes)
@@ -522,11 +552,16 @@ class Functional:
         """Whether this call's result has a shape that depends on values."""
         if not callable(self.op.eager):
             return self.op.eager
-        return self.op.eager(*map(_concrete, args), **self.concrete(kwargs))
+        return self.op.eager(*map(_concrete, self.padded(args, kwargs)), **self.concrete(kwargs))
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.op.check is not None
-        self.op.check(*map(_concrete, args), **self.concrete(kwargs))
+        self.op.check(*map(_concrete, self.padded(args, kwargs)), **self.concrete(kwargs))
+
+    def padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The positional arguments, with the defaults that PyTorch left out."""
+        rest = [a for a in self.func._schema.arguments if not a.kwarg_only][len(args) :]
+        return [*args, *(a.default_value for a in rest if a.name not in kwargs)]
 
     def concrete(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The keyword arguments that a function on arrays has."""
@@ -779,13 +814,21 @@ def _run_in_place(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[st
             targets.extend(value if isinstance(value, (list, tuple)) else [value])
     for t in targets:
         _check_writable(t, func)
-    fitted = [_fit(v._value(), _shaped(t), func) for t, v in zip(targets, values, strict=False)]
+    fitted = []
+    for t, v in zip(targets, values, strict=False):
+        with _wide_for(v):
+            fitted.append(_fit(v._value(), _shaped(t), func))
     for t, v in zip(targets, fitted, strict=True):
         t._write(v)
     if not func._schema.returns:
         return None
     results = [*fresh_results, *(argument(name) for name in written)][: len(func._schema.returns)]
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _wide_for(t: Tensor) -> Any:
+    """The context in which a tensor's value keeps its 64 bits; under a trace, the trace's own."""
+    return jax.enable_x64(bool(jax.config.jax_enable_x64) or not isinstance(t._box.array, _Tracer))  # type: ignore[attr-defined]
 
 
 def _shaped(t: Tensor) -> jax.ShapeDtypeStruct:
@@ -817,13 +860,19 @@ def _run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, An
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     pairs = list(zip(_flat(outs), _flat(results), strict=False))
     for out, result in pairs:
+        if out.device != result.device:
+            raise RuntimeError(
+                f"Expected out tensor to have device {result.device}, but got {out.device} instead ({func})"
+            )
         check_can_cast(TORCH_DTYPE_TO_JAX[result.dtype], TORCH_DTYPE_TO_JAX[out.dtype], func)
         if out.shape == result.shape:
             _check_writable(out, func)
     for out, result in pairs:
         if out.shape != result.shape:
             resize_out(out, tuple(result.shape))
-        out._write(_fit(result._value(), _shaped(out), func))
+        with _wide_for(result):
+            fitted = _fit(result._value(), _shaped(out), func)
+        out._write(fitted)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
@@ -997,6 +1046,9 @@ def _explain(e: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
     PyTorch's meta kernels say which error that is. What JAX says of traces and devices stays as it is.
     """
+    if isinstance(e, jax.errors.UnexpectedTracerError):
+        # A TypeError, which after a + b would read "unsupported operand".
+        raise RuntimeError(f"{func}: a tensor from a finished trace was used. {e}") from e
     if isinstance(e, (*_JAX_ERRORS, OperatorNotFound)):
         return
     given = _describe(args, kwargs)
@@ -1015,6 +1067,8 @@ def _explain(e: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         except Exception as from_meta:
             known = from_meta
     kind = type(known) if type(known) in _PLAIN_ERRORS else RuntimeError
+    if isinstance(e, np.linalg.LinAlgError):
+        kind = torch.linalg.LinAlgError
     raise kind(f"{func}: {known} (given {given})") from e
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import torch
 
+from torchax import devices
+from torchax.devices import index_of, torch_device
 from torchax.storage import Storage
 from torchax.tensor import Tensor, wrap
 
@@ -23,7 +25,7 @@ def _flatten(t: Tensor) -> tuple[tuple[Any], None]:
 def _unflatten(aux: None, leaves: Any) -> Tensor:
     [leaf] = leaves
     if isinstance(leaf, jax.Array):
-        return wrap(leaf)
+        return wrap(leaf, torch_device(index_of(leaf))) if devices.several() else wrap(leaf)
     try:
         return wrap(leaf)  # a shape and a dtype are enough: ShapeDtypeStruct, numpy arrays
     except (AttributeError, TypeError):

@@ -136,8 +136,9 @@ def _attach(self: Tensor, source: Any, storage_offset: int = 0, size: Any = (), 
         location = getattr(source, _LOCATION, "jax:0")
         array = transfer.to_array(flat, devices.jax_device(location), narrow=dispatch.narrow_storage)
         box = boxes[self.dtype] = Storage(array)
-    base = view_on(box, _flat_view(self, box), self.device)
-    adopt(self, view_on(box, stateful._strided_view(base, tuple(size), tuple(stride), storage_offset), self.device))
+    device = devices.torch_device(devices.index_of(box.array))
+    base = view_on(box, _flat_view(self, box), device)
+    adopt(self, view_on(box, stateful._strided_view(base, tuple(size), tuple(stride), storage_offset), device))
     return self
 
 

@@ -22,6 +22,7 @@ from torchax_ops.matmul import *
 from torchax_ops.nn.activation import *
 from torchax_ops.nn.attention import *
 from torchax_ops.nn.convolution import *
+from torchax_ops.nn.ctc import *
 from torchax_ops.nn.embedding import *
 from torchax_ops.nn.grid import *
 from torchax_ops.nn.loss import *
@@ -29,6 +30,7 @@ from torchax_ops.nn.normalization import *
 from torchax_ops.nn.padding import *
 from torchax_ops.nn.pooling import *
 from torchax_ops.nn.resize import *
+from torchax_ops.nn.rnn import *
 from torchax_ops.optim import *
 from torchax_ops.pointwise import *
 from torchax_ops.random import *
@@ -40,5 +42,6 @@ from torchax_ops.shape import *
 from torchax_ops.sorting import *
 from torchax_ops.special import *
 from torchax_ops.special_polynomials import *
+from torchax_ops.vision import *
 
 __version__ = "0.1.0"

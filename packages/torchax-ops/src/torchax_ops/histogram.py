@@ -48,14 +48,14 @@ def histc(self: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.A
     """Counts in ``bins`` equal bins from ``min`` to ``max`` (where equal: of the data), in the array's dtype.
 
     Raises:
-        NotImplementedError: the array is not floating.
+        NotImplementedError: the array is bool or complex. (Integers, which CPU refuses, are counted as on cuda.)
         RuntimeError: no bins; and eagerly: the range is not finite or reversed.
     """
-    if not is_floating(self):
+    if not is_floating(self) and not is_integer(self):
         raise NotImplementedError(f'"histogram_cpu" not implemented for {self.dtype.name}; convert to a float')
     if bins <= 0:
         raise RuntimeError(f"torch.histc(): bins must be > 0, but got {bins}")
-    x = cast(self, opmath(self.dtype)).reshape(-1)
+    x = cast(self, opmath(self.dtype) if is_floating(self) else np.float64).reshape(-1)
     low, high = _spread(x, cast(min, x.dtype), cast(max, x.dtype), 1)
     inside = (x >= low) & (x <= high)
     counts = jnp.zeros(bins, x.dtype).at[_linear_bins(x, low, high, bins)].add(cast(inside, x.dtype))

@@ -310,7 +310,7 @@ def _mask_of(mask, mask_type, shape: Sequence[int]):
     """A bool mask, true where hidden, that broadcasts to scores of ``shape (B, H, L, S)``."""
     batch, _, rows, columns = shape
     if mask.dtype != np.bool_:
-        raise RuntimeError(f"Mask should be a boolean tensor, not {mask.dtype}")
+        mask = mask != 0  # as PyTorch's CPU kernel: nn.MultiheadAttention gives 0 and -inf
     if mask_type is None:
         mask_type = 2
     wanted = {0: (rows, columns), 1: (batch, columns), 2: tuple(shape)}
