@@ -561,7 +561,12 @@ class Functional:
     def padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The positional arguments, with the defaults that PyTorch left out."""
         rest = [a for a in self.func._schema.arguments if not a.kwarg_only][len(args) :]
-        return [*args, *(a.default_value for a in rest if a.name not in kwargs)]
+        if self.encode.cpu_indices:
+            args = tuple(
+                [x for i in a for x in _index_from_cpu(i)] if isinstance(a, (list, tuple)) else a for a in args
+            )
+        given = (a for a in rest if a.name not in kwargs and self.kinds[a.name] not in (SKIPPED, GENERATOR))
+        return [*args, *(a.default_value for a in given)]
 
     def concrete(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The keyword arguments that a function on arrays has."""
