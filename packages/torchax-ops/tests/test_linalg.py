@@ -220,12 +220,12 @@ def test_distances(p):
     x, y = rand(2, 4, 3), rand(5, 3)
     d = x[:, :, None] - y
     expected = np.abs(d).max(-1) if p == np.inf else (np.abs(d) ** p).sum(-1) ** (1 / p)
-    out = L._cdist_forward(x, y, p)
+    out = L._cdist_forward(x, y, p, None)
     close(out, expected)
     close(L._cdist_forward(x, y, p, 1), expected, 1e-6)
-    close(L._pdist_forward(y, p), [L._cdist_forward(y, y, p)[i, j] for i, j in zip(*np.triu_indices(5, 1))])
+    close(L._pdist_forward(y, p), [L._cdist_forward(y, y, p, None)[i, j] for i, j in zip(*np.triu_indices(5, 1))])
     g = rand(2, 4, 5)
-    close(L._cdist_backward(g, x, y, p, out), jax.vjp(lambda x: L._cdist_forward(x, y, p), x)[1](g)[0])
+    close(L._cdist_backward(g, x, y, p, out), jax.vjp(lambda x: L._cdist_forward(x, y, p, None), x)[1](g)[0])
     close(
         L._pdist_backward(g[0, 0, :1], y[:2], p, L._pdist_forward(y[:2], p))[0],
         -np.asarray(L._pdist_backward(g[0, 0, :1], y[:2], p, L._pdist_forward(y[:2], p))[1]),

@@ -122,6 +122,11 @@ def _writing(func: Any) -> Plan | None:
 def _decomposed(func: Any) -> Plan | None:
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return lambda args, kwargs: func.decompose(*args, **kwargs)
+    if func.namespace not in ("aten", "prims") and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeExplicitAutograd"
+    ):  # a torch.library operator written in torch functions, for all devices
+        key = torch._C.DispatchKey.CompositeExplicitAutograd
+        return lambda args, kwargs: func._op_dk(key, *args, **kwargs)
     from torch._decomp import decomposition_table
 
     table = decomposition_table.get(func)
@@ -624,6 +629,8 @@ class InPlace(Functional):
         ]
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.func is torch.ops.aten.bernoulli_.float and len(args) == 1 and "p" not in kwargs:
+            args = (*args, 0.5)  # a default that the functional operator does not have
         targets = self.targets(args, kwargs)
         if self.func.overloadpacket.__name__ not in _WRITE_ONE_VALUE:
             for t in targets:

@@ -375,7 +375,7 @@ def _euclidean_dist(x1: jax.Array, x2: jax.Array) -> jax.Array:
 
 
 @register("_cdist_forward", static=("p",))
-def _cdist_forward(x1: jax.Array, x2: jax.Array, p: float, compute_mode: int | None = None) -> jax.Array:
+def _cdist_forward(x1: jax.Array, x2: jax.Array, p: float, compute_mode: int | None) -> jax.Array:
     if x1.ndim < 2 or x2.ndim < 2 or x1.shape[-1] != x2.shape[-1]:
         raise RuntimeError(f"cdist: X1 and X2 must have the same number of columns. X1: {x1.shape} X2: {x2.shape}")
     if not (category(x1.dtype) == category(x2.dtype) == 2):
