@@ -230,7 +230,7 @@ def test_distances(p):
         L._pdist_backward(g[0, 0, :1], y[:2], p, L._pdist_forward(y[:2], p))[0],
         -np.asarray(L._pdist_backward(g[0, 0, :1], y[:2], p, L._pdist_forward(y[:2], p))[1]),
     )
-    zero = L._cdist_forward(y[:1], y[:1], p)
+    zero = L._cdist_forward(y[:1], y[:1], p, None)
     assert np.isfinite(L._cdist_backward(np.ones((1, 1)), y[:1], y[:1], p, zero)).all()
 
 
@@ -246,7 +246,7 @@ GRADS = [
     (lambda x: D.ormqr(x, x[0], x), (4, 3)),
     (lambda x: L.linalg_pinv(x), (4, 3)),
     (lambda x: L.linalg_lstsq(x, jnp.ones((4, 1)))[0], (4, 3)),
-    (lambda x: L._cdist_forward(x, 2 * x[:2] + 1, 3.0), (4, 3)),
+    (lambda x: L._cdist_forward(x, 2 * x[:2] + 1, 3.0, None), (4, 3)),
 ]
 
 
@@ -288,7 +288,7 @@ def test_vmap(fn):
         (lambda: L.linalg_lstsq(np.ones((2, 2)), np.ones(2), driver="x"), "driver"),
         (lambda: L.linalg_cross(np.ones((2, 2)), np.ones((2, 2))), "length 3"),
         (lambda: L.trace(np.ones(3)), "matrix"),
-        (lambda: L._cdist_forward(np.ones((2, 3)), np.ones((2, 4)), 2.0), "columns"),
+        (lambda: L._cdist_forward(np.ones((2, 3)), np.ones((2, 4)), 2.0, None), "columns"),
     ],
 )
 def test_mistakes(fn, match):
@@ -300,7 +300,7 @@ def test_empty():
     for fn in (L.linalg_inv_ex, D.linalg_cholesky_ex, D.linalg_qr, D._linalg_svd, D._linalg_eigh, L.linalg_matrix_exp):
         assert jax.tree.leaves(fn(np.zeros((2, 0, 0))))[0].shape[:1] == (2,)
     assert L.linalg_pinv(np.zeros((0, 3))).shape == (3, 0)
-    assert L._cdist_forward(np.zeros((0, 3)), np.zeros((2, 3)), 2.0).shape == (0, 2)
+    assert L._cdist_forward(np.zeros((0, 3)), np.zeros((2, 3)), 2.0, None).shape == (0, 2)
 
 
 def test_x64_off():
