@@ -142,8 +142,9 @@ _MOST_BLOCKS = 16
 _LARGE = 1 << 20
 
 
-def _is_large(query, key, dropout_p):
-    return query.ndim == 4 and dropout_p == 0 and math.prod(query.shape[:-1]) * key.shape[-2] > _LARGE
+def _is_large(query, key, value, dropout_p):
+    plain = query.ndim == 4 and query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]
+    return plain and dropout_p == 0 and math.prod(query.shape[:-1]) * key.shape[-2] > _LARGE
 
 
 def _blocks(length: int, keys: int, is_causal: bool):
@@ -217,7 +218,7 @@ def _forward(query, key, value, bias, dropout_p, is_causal, scale, seed):
     dtype = opmath(query.dtype)
     q, k, v = (cast(x, dtype) for x in (query, key, value))
     q = q * cast(_scale(query, scale), dtype)
-    if _is_large(query, key, dropout_p):
+    if _is_large(query, key, value, dropout_p):
         _check_heads(query, key)
         attend = functools.partial(_attend_by_head, is_causal=is_causal)
         out, logsumexp = lax.platform_dependent(
@@ -256,7 +257,7 @@ def _backward(grad_out, query, key, value, bias, out, logsumexp, dropout_p, is_c
     q, k, v, grad, out, logsumexp = (cast(x, dtype) for x in (query, key, value, grad_out, out, logsumexp))
     scale = cast(_scale(query, scale), dtype)
     q, delta = q * scale, (grad * out).sum(-1)
-    if _is_large(query, key, dropout_p) and not with_bias and key.shape[0] == value.shape[0] == query.shape[0]:
+    if _is_large(query, key, value, dropout_p) and not with_bias:
 
         def by_head(grad, q, k, v, bias, delta, logsumexp):
             grads = _attend_back_by_head(grad, q, k, v, bias, delta, logsumexp, is_causal)
@@ -297,9 +298,9 @@ def _scaled_dot_product_fused_attention_overrideable(
     """``softmax(query @ key.T * scale + attn_bias) @ value``, and what its backward needs.
 
     ``query (B, H, L, E)``, ``key (B, G, S, E)``, ``value (B, G, S, V)`` with ``G`` a divisor of ``H``; ``attn_bias``
-    broadcasts to ``(B, H, L, S)`` and is added to the scores. Results: the output
-    ``(B, H, L, V)``, the float32 log-sum-exp ``(B, H, L)``, two ``None``, ``L``, ``S``, the seed of the dropout
-    (uint32 words), its offset (0) and ``None``.
+    broadcasts to ``(B, H, L, S)`` and is added to the scores. Results: the output ``(B, H, L, V)``, the log-sum-exp
+    ``(B, H, L)`` (float32 for 16 bits), two ``None``, ``L``, ``S``, the seed of the dropout (uint32 words), its offset
+    (0) and ``None``.
 
     Raises:
         RuntimeError: shapes or dtypes do not fit.
@@ -428,6 +429,9 @@ def scaled_dot_product_attention(
     """
     if attn_mask is not None and attn_mask.dtype == np.bool_:
         attn_mask = jnp.where(attn_mask, 0, jnp.asarray(-jnp.inf, query.dtype))
+    _check_mask(attn_mask, is_causal)
+    if _is_large(query, key, value, dropout_p) and (enable_gqa or query.shape[1] == key.shape[1]):
+        return _forward(query, key, value, attn_mask, dropout_p, is_causal, scale, None)[0]
     return _scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa, prng_key=prng_key
     )[0]
