@@ -6,6 +6,7 @@ operators save them.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -286,25 +287,48 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps):
     return cast(out, input.dtype), cast(mean, dtype), cast(rstd, dtype)
 
 
+def _row_gradients(grad, x, mean, rstd, weight, *, dots: bool):
+    """For rows normalized and scaled by ``weight``: the gradients to ``x``, to the weight and to the bias.
+
+    ``dots`` writes the sums as products with vectors, which XLA's CPU backend runs several times faster.
+    """
+    size = x.shape[1]
+    scale = jnp.ones((size,), x.dtype) if weight is None else weight
+    if dots:
+        along_rows = lambda a: jnp.matmul(a, scale[:, None])  # noqa: E731
+        along_columns = lambda a: jnp.matmul(jnp.ones((a.shape[0],), a.dtype), a)  # noqa: E731
+    else:
+        along_rows = lambda a: (a * scale).sum(1, keepdims=True)  # noqa: E731
+        along_columns = lambda a: a.sum(0)  # noqa: E731
+    normalized = (x if mean is None else x - mean) * rstd
+    along = grad * normalized
+    centred = grad * scale - normalized * (along_rows(along) / size)
+    if mean is not None:
+        centred = centred - along_rows(grad) / size
+    return centred * rstd, along_columns(along), along_columns(grad)
+
+
+def _trailing_gradients(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask):
+    """The gradients of a normalization of the trailing dims, of which ``None`` for ``mean`` is one by the RMS."""
+    dtype, size = opmath(input.dtype), math.prod(normalized_shape)
+    rows = lambda a, n: None if a is None else cast(a, dtype).reshape(-1, n)  # noqa: E731
+    vector = None if weight is None else cast(weight, dtype).reshape(-1)
+    grads = [jnp.zeros(s, dtype) for s in (input.shape, normalized_shape, normalized_shape)]
+    if input.size:
+        grads = lax.platform_dependent(
+            rows(grad_out, size), rows(input, size), rows(mean, 1), rows(rstd, 1), vector,
+            cpu=functools.partial(_row_gradients, dots=True), default=functools.partial(_row_gradients, dots=False),
+        )  # fmt: skip
+    return tuple(
+        cast(g.reshape(of.shape), of.dtype) if wanted and of is not None else None
+        for g, of, wanted in zip(grads, (input, weight, bias), output_mask)
+    )
+
+
 @register("native_layer_norm_backward")
 def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask):
     """The gradients of `native_layer_norm` to input, weight and bias; ``None`` where ``output_mask`` is false."""
-    dtype, inner = opmath(input.dtype), _inner(input, normalized_shape)
-    outer = tuple(range(inner[0]))
-    x, grad = cast(input, dtype), cast(grad_out, dtype)
-    normalized = (x - cast(mean, dtype)) * cast(rstd, dtype)
-    grad_input = grad_weight = grad_bias = None
-    if output_mask[0] and input.size == 0:
-        grad_input = jnp.zeros_like(input)
-    elif output_mask[0]:
-        weighted = grad if weight is None else grad * cast(weight, dtype)
-        level, slope = weighted.mean(inner, keepdims=True), (weighted * normalized).mean(inner, keepdims=True)
-        grad_input = cast((weighted - level - normalized * slope) * cast(rstd, dtype), input.dtype)
-    if output_mask[1] and weight is not None:
-        grad_weight = cast((grad * normalized).sum(outer), weight.dtype)
-    if output_mask[2] and bias is not None:
-        grad_bias = cast(grad.sum(outer), bias.dtype)
-    return grad_input, grad_weight, grad_bias
+    return _trailing_gradients(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
 
 
 @register("_fused_rms_norm", static=("eps",))
@@ -333,18 +357,8 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
 @register("_fused_rms_norm_backward")
 def _fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight, output_mask):
     """The gradients of `_fused_rms_norm` to input and weight; ``None`` where ``output_mask`` is false."""
-    inner = _inner(input, normalized_shape)
-    dtype = opmath(input.dtype)
-    x, grad, rstd = cast(input, dtype), cast(grad_out, dtype), cast(rstd, dtype)
-    normalized = x * rstd
-    grad_input = grad_weight = None
-    if output_mask[0]:
-        weighted = grad if weight is None else grad * cast(weight, dtype)
-        slope = (weighted * normalized).mean(inner, keepdims=True)
-        grad_input = cast((weighted - normalized * slope) * rstd, input.dtype)
-    if output_mask[1] and weight is not None:
-        grad_weight = cast((grad * normalized).sum(tuple(range(inner[0]))), weight.dtype)
-    return grad_input, grad_weight
+    mask = (*output_mask, False)
+    return _trailing_gradients(grad_out, input, normalized_shape, None, rstd, weight, None, mask)[:2]
 
 
 @register("layer_norm", static=("eps",))
