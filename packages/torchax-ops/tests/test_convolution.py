@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from torchax_ops.nn import convolution as C
 from torchax_ops.nn.convolution import convolution, convolution_backward, convolution_backward_overrideable
 
 R = np.random.default_rng(0)
@@ -99,6 +100,31 @@ def test_float64_and_vmap():
         out = jax.vmap(lambda x: f(x, w))(x)
         assert out.dtype == np.float64
         np.testing.assert_allclose(out[:, 0], by_sums(x[:, 0], w, (1,), (1,), (1,), 1), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("kernel", "dilation"), [((3, 2), (1, 1)), ((4, 3), (2, 1))])
+def test_same_and_valid_padding(kernel, dilation):
+    x, w = array(2, 2, 7, 6), array(3, 2, *kernel)
+    spans = [d * (k - 1) for d, k in zip(dilation, kernel)]
+    padded = np.pad(x, [(0, 0), (0, 0), *((s // 2, s - s // 2) for s in spans)])
+    want = by_sums(padded, w, (1, 1), (0, 0), dilation, 1)
+    np.testing.assert_allclose(C.conv2d(x, w, padding="same", dilation=dilation), want, rtol=1e-4, atol=1e-5)
+    assert want.shape == (2, 3, 7, 6)
+    valid = C.conv2d(x[0], w, padding="valid")
+    np.testing.assert_allclose(valid, by_sums(x[:1], w, (1, 1), (0, 0), (1, 1), 1)[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="strided"):
+        C.conv2d(x, w, None, 2, "same")
+    with pytest.raises(RuntimeError, match="to conv2d"):
+        C.conv2d(x[0, 0], w)
+
+
+def test_conv_tbc_and_transposed():
+    x, w, b = array(7, 2, 3), array(3, 3, 4), array(4)
+    want = C.conv1d(x.transpose(1, 2, 0), w.transpose(2, 1, 0), b, padding=1).transpose(2, 0, 1)
+    np.testing.assert_allclose(C.conv_tbc(x, w, b, 1), want, rtol=1e-5)
+    x, w = array(2, 3, 5), array(3, 4, 2)
+    want = convolution(x, w, None, [2], [0], [1], True, [1], 1)
+    np.testing.assert_allclose(C.conv_transpose1d(x[0], w, None, 2, 0, 1), want[0], rtol=1e-5, atol=1e-6)
 
 
 def test_empty_batch():

@@ -1,10 +1,4 @@
-"""The operators of ``torch.nn``: layers, normalization, pooling, attention, losses, recurrence."""
-# ruff: noqa: F403
+"""The operators of ``torch.nn``: activations, layers, normalization, pooling, attention, losses, recurrence.
 
-from torchax_ops.nn.attention import *
-from torchax_ops.nn.convolution import *
-from torchax_ops.nn.ctc import *
-from torchax_ops.nn.loss import *
-from torchax_ops.nn.normalization import *
-from torchax_ops.nn.pooling import *
-from torchax_ops.nn.rnn import *
+One module a section of ``torch.nn``'s documentation; `torchax_ops` has them all by name.
+"""

@@ -237,4 +237,78 @@ def convolution_backward_overrideable(
     )
 
 
+@register("conv_tbc")
+def conv_tbc(self, weight, bias, pad=0):
+    """A convolution over time: ``self (T, B, C)``, ``weight (K, C, O)`` and ``bias (O,)`` give ``(T', B, O)``."""
+    if self.ndim != 3 or weight.ndim != 3 or bias.ndim != 1:
+        raise RuntimeError(
+            "conv_tbc: expected input and weight of three dimensions and bias of one, but got "
+            f"{list(self.shape)}, {list(weight.shape)} and {list(bias.shape)}"
+        )
+    out = convolution(self.transpose(1, 2, 0), weight.transpose(2, 1, 0), bias, [1], [pad], [1], False, [0], 1)
+    return out.transpose(2, 0, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The convolutions of torch.nn.functional, which PyTorch takes apart into `convolution`
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _batched(op: str, n: int, input, run):
+    """``run`` on ``input (N, C, *spatial)``, or on one element without its batch dim."""
+    if input.ndim not in (n + 1, n + 2):
+        raise RuntimeError(
+            f"Expected {n + 1}D (unbatched) or {n + 2}D (batched) input to {op}, but got input of size: "
+            f"{list(input.shape)}"
+        )
+    return run(input) if input.ndim == n + 2 else run(input[None])[0]
+
+
+def _plain(op: str, n: int):
+    def conv(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        strides, dilations = _expand(stride, n, "stride"), _expand(dilation, n, "dilation")
+        pads = padding
+        if padding == "valid":
+            pads = 0
+        elif padding == "same":
+            if any(s != 1 for s in strides):
+                raise RuntimeError("padding='same' is not supported for strided convolutions")
+            spans = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:])]
+            pads = [span // 2 for span in spans]
+        elif isinstance(padding, str):
+            raise RuntimeError(f"Invalid padding string: '{padding}'")
+
+        def run(x):
+            if padding == "same":  # an odd span has one element more at the end
+                x = jnp.pad(x, [(0, 0), (0, 0), *((0, span % 2) for span in spans)])
+            return convolution(x, weight, bias, strides, pads, dilations, False, (0,) * n, groups)
+
+        return _batched(op, n, input, run)
+
+    conv.__name__ = conv.__qualname__ = op
+    conv.__doc__ = (
+        f"`convolution` in {n} dimensions; ``padding`` may be ``'same'`` or ``'valid'``, ``input`` may lack a batch."
+    )
+    return register(op, f"{op}.padding")(conv)
+
+
+def _transposed(op: str, overload: str, n: int):
+    def conv(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+        def run(x):
+            return convolution(x, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+        return _batched(op, n, input, run)
+
+    conv.__name__ = conv.__qualname__ = op
+    conv.__doc__ = f"The transposed `convolution` in {n} dimensions; ``input`` may lack a batch."
+    return register(op + overload)(conv)
+
+
+conv1d = _plain("conv1d", 1)
+conv2d = _plain("conv2d", 2)
+conv3d = _plain("conv3d", 3)
+conv_transpose1d = _transposed("conv_transpose1d", "", 1)
+conv_transpose2d = _transposed("conv_transpose2d", ".input", 2)
+conv_transpose3d = _transposed("conv_transpose3d", ".input", 3)
+
 __all__ = exported(__name__)
