@@ -264,8 +264,8 @@ def _batched(op: str, n: int, input, run):
     return run(input) if input.ndim == n + 2 else run(input[None])[0]
 
 
-def _plain(op: str, n: int):
-    def conv(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+def _plain(op: str, overload: str, n: int, default: int | str):
+    def conv(input, weight, bias=None, stride=1, padding=default, dilation=1, groups=1):
         strides, dilations = _expand(stride, n, "stride"), _expand(dilation, n, "dilation")
         pads = padding
         if padding == "valid":
@@ -289,7 +289,7 @@ def _plain(op: str, n: int):
     conv.__doc__ = (
         f"`convolution` in {n} dimensions; ``padding`` may be ``'same'`` or ``'valid'``, ``input`` may lack a batch."
     )
-    return register(op, f"{op}.padding")(conv)
+    return register(op + overload)(conv)
 
 
 def _transposed(op: str, overload: str, n: int):
@@ -304,9 +304,12 @@ def _transposed(op: str, overload: str, n: int):
     return register(op + overload)(conv)
 
 
-conv1d = _plain("conv1d", 1)
-conv2d = _plain("conv2d", 2)
-conv3d = _plain("conv3d", 3)
+conv1d = _plain("conv1d", "", 1, 0)
+conv2d = _plain("conv2d", "", 2, 0)
+conv3d = _plain("conv3d", "", 3, 0)
+conv1d_padding = _plain("conv1d", ".padding", 1, "valid")
+conv2d_padding = _plain("conv2d", ".padding", 2, "valid")
+conv3d_padding = _plain("conv3d", ".padding", 3, "valid")
 conv_transpose1d = _transposed("conv_transpose1d", "", 1)
 conv_transpose2d = _transposed("conv_transpose2d", ".input", 2)
 conv_transpose3d = _transposed("conv_transpose3d", ".input", 3)
