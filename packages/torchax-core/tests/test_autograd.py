@@ -248,3 +248,20 @@ def test_an_operator_that_fails_in_a_backward_raises(jitted, monkeypatch):
     y = (x.requires_grad_() * 2).sum()
     y.backward()
     assert x.grad.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+@pytest.mark.parametrize("shapes", [((3, 5, 8), (3, 5, 8)), ((2, 4, 5, 8), (2, 2, 5, 8)), ((2, 3, 5, 8), (2, 3, 5, 8))])
+def test_attention_with_masks(shapes, mask):
+    # A bool mask hides; added as 0 and 1 it would be silently wrong.
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(s, requires_grad=True) for s in (shapes[0], shapes[1], shapes[1]))
+    masks = {None: None, "bool": torch.rand(5, 5) > 0.3, "float": torch.randn(5, 5)}
+    gqa = shapes[0] != shapes[1]
+
+    def attend(q, k, v):
+        m = masks[mask]
+        m = m if m is None else m.to(q.device)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=m, enable_gqa=gqa)
+
+    check_grads(attend, q, k, v)

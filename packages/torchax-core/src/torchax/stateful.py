@@ -571,6 +571,14 @@ def attention(
     The fused operator has a first derivative only, so transforms that may ask for more (``torch.func``, forward mode) and
     shapes that it does not take get PyTorch's own composition.
     """
+    if attn_mask is not None:
+        if is_causal:
+            raise RuntimeError(
+                "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
+            )
+        if attn_mask.dtype is torch.bool:  # the operators below add a mask
+            zero, minus = (torch.full((), v, dtype=query.dtype, device=query.device) for v in (0.0, float("-inf")))
+            attn_mask = torch.where(attn_mask, zero, minus)
     transformed = (
         torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
     )
@@ -579,14 +587,6 @@ def attention(
         return aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
-    if attn_mask is not None:
-        if is_causal:
-            raise RuntimeError(
-                "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
-            )
-        if attn_mask.dtype is torch.bool:
-            zero, minus = (torch.zeros((), dtype=query.dtype, device=query.device) + v for v in (0.0, float("-inf")))
-            attn_mask = torch.where(attn_mask, zero, minus)
     return aten._scaled_dot_product_fused_attention_overrideable.default(
         query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale
     )[0]
