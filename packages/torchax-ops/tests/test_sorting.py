@@ -79,7 +79,7 @@ def test_one_of_the_order():
         (lambda: S.searchsorted(X, X, side="left", right=True), RuntimeError, "opposites"),
         (lambda: S.bucketize(X, jnp.ones((2, 2))), RuntimeError, "1D"),
         (lambda: S.unique_dim(jnp.zeros((0, 3)), 1), RuntimeError, "0 sized"),
-        (lambda: H.histc(jnp.ones(3, jnp.int32)), NotImplementedError, "int32"),
+        (lambda: H.histc(jnp.ones(3, jnp.bool_)), NotImplementedError, "bool"),
         (lambda: H.histc(jnp.ones(3), 0), RuntimeError, "bins"),
         (lambda: H.bincount(jnp.array([1, -1])), RuntimeError, "non-negative"),
         (lambda: H.bincount(jnp.array([1]), minlength=-1), RuntimeError, "minlength"),
@@ -144,6 +144,9 @@ def test_histc():
     x = np.array([0.0, 1.0, 2.0, 2.0, 3.0, NAN, 9.0], np.float32)
     assert H.histc(jnp.asarray(x), 3, 0, 3).tolist() == [1, 1, 3]
     assert H.histc(jnp.ones(2), 3).tolist() == [0, 2, 0]
+    whole = H.histc(jnp.asarray([0, 1, 1, 3], jnp.int32), 4, 0, 3)  # as cuda counts them
+    assert whole.dtype == np.int32
+    assert whole.tolist() == [1, 2, 0, 1]
     assert H.histc(jnp.zeros(0), 3).tolist() == [0, 0, 0]
     check = _registry.lookup("aten::histc").check
     with pytest.raises(RuntimeError, match="not finite"):

@@ -263,9 +263,11 @@ def _backward(grad_out, query, key, value, bias, out, logsumexp, dropout_p, is_c
             grads = _attend_back_by_head(grad, q, k, v, bias, delta, logsumexp, is_causal)
             return tuple(_sum_groups(g, x.shape) for g, x in zip(grads, (q, k, v)))
 
+        def whole(grad, q, k, v, bias, delta, logsumexp):
+            return _attend_back_all(grad, q, k, v, bias, delta, logsumexp, is_causal)[:3]
+
         grads = lax.platform_dependent(
-            grad, q, k, v, _as_4d(bias), delta, logsumexp,
-            cpu=by_head, default=lambda *args: _attend_back_all(*args, is_causal)[:3],
+            grad, q, k, v, _as_4d(bias), delta, logsumexp, cpu=by_head, default=whole
         )  # fmt: skip
         grad_logits = None
     else:
