@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from torchax import dispatch, transfer
+from torchax.dispatch import describe, describe_call
 from torchax.tensor import Tensor, logger
 
 if TYPE_CHECKING:
@@ -32,17 +33,6 @@ def configure(config: Configuration) -> None:
         dispatch.watcher[:] = [_watch] if watched else []
         dispatch.fallback[:] = [_cpu_fallback] if config.cpu_fallback else []
         dispatch.forget_plans()
-
-
-def _describe(x: Any, values: bool) -> str:
-    if isinstance(x, torch.Tensor):
-        text = f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-        if values and isinstance(x, Tensor) and not isinstance(x._box.array, jax.core.Tracer):
-            return f"{text}={x._value()}"
-        return text
-    if isinstance(x, (list, tuple)):
-        return f"[{', '.join(_describe(y, values) for y in x)}]"
-    return repr(x)
 
 
 def _watch(func: Any, plan: dispatch.Plan) -> dispatch.Plan:
@@ -63,10 +53,8 @@ def _watched(func: Any, plan: dispatch.Plan, args: tuple[Any, ...], kwargs: dict
                 jax.block_until_ready(t._box.array)  # else the time would be of the launch only
         elapsed = (time.perf_counter() - before) * 1e6
         values = config.debug_print_each_op_operands
-        operands = ", ".join(
-            [*(_describe(a, values) for a in args), *(f"{k}={_describe(v, values)}" for k, v in kwargs.items())]
-        )
-        logger.info("%s(%s) -> %s  %.0f us", func, operands, _describe(out, values), elapsed)
+        operands = describe_call(args, kwargs, values)
+        logger.info("%s(%s) -> %s  %.0f us", func, operands, describe(out, values), elapsed)
     if expected is not None:
         _compare(func, args, kwargs, out, expected)
     return out
@@ -75,9 +63,7 @@ def _watched(func: Any, plan: dispatch.Plan, args: tuple[Any, ...], kwargs: dict
 def _log_mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     others = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor) and not isinstance(t, Tensor)]
     if others:
-        logger.info(
-            "%s mixes 'jax' tensors with %s", func, ", ".join(f"{_describe(t, False)} on {t.device}" for t in others)
-        )
+        logger.info("%s mixes 'jax' tensors with %s", func, ", ".join(f"{describe(t)} on {t.device}" for t in others))
 
 
 def _cpu(x: Any) -> Any:
@@ -117,7 +103,7 @@ def _compare(func: Any, args: Any, kwargs: Any, out: Any, expected: Callable[[],
         except AssertionError as e:
             raise AssertionError(
                 f"result {i} of {func} differs from CPU PyTorch's, given "
-                f"({', '.join(_describe(a, False) for a in [*args, *kwargs.values()])}): {e}"
+                f"({', '.join(describe(a) for a in [*args, *kwargs.values()])}): {e}"
             ) from None
 
 

@@ -22,7 +22,7 @@ from torchax import devices, random, schema, tensor, transfer, view_ops
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
 from torchax.errors import OperatorNotFound
 from torchax.schema import GENERATOR, NUMBERS, SKIPPED, STATIC, TENSOR, TENSORS, TRACED
-from torchax.tensor import Tensor, plans, view_of, view_on, wrap
+from torchax.tensor import Tensor, plans, view_of, view_on, wide_for, wrap
 from torchax.views import ROOT, Chain
 from torchax_ops import Op
 
@@ -154,9 +154,8 @@ _DEFAULT_DTYPE = _Marker("DEFAULT_DTYPE")
 _FLOAT32 = torch.float32
 _get_default_dtype = torch.get_default_dtype
 _Tracer = jax.core.Tracer
-_array_type: type | None = (
-    None  # the class of concrete arrays, once one was seen: testing it is cheaper than isinstance
-)
+# The class of concrete arrays, once one was seen: testing it is cheaper than isinstance.
+_array_type: type | None = None
 
 # Python floats that come again are kept as device scalars, which a compiled function takes sooner. A float is kept when
 # seen twice, so that a learning rate that never repeats leaves nothing behind.
@@ -181,7 +180,7 @@ def _float(a: float) -> Any:
 class Call:
     """One encoded call: the key, the arrays and numbers it stands for, and what was seen on the way."""
 
-    __slots__ = ("arrays", "device", "key", "noncontiguous", "seed", "traced", "wide")
+    __slots__ = ("arrays", "device", "key", "noncontiguous", "seed", "traced")
 
     def __init__(self) -> None:
         self.key: list[Any] = []
@@ -189,7 +188,6 @@ class Call:
         self.device: torch.device | None = None
         self.noncontiguous = False
         self.traced = False
-        self.wide = False  # a tensor whose PyTorch dtype is wider than its array's
         self.seed: int | None = None
 
 
@@ -208,7 +206,7 @@ class Encoder:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         call = Call()
         key, arrays = call.key, call.arrays
-        if devices.device_count() > 1:
+        if devices.several():
             _check_one_device(self.func, args, kwargs)
         for kind, a in zip(self.positional, args, strict=False):
             if type(a) is Tensor:
@@ -267,7 +265,7 @@ class Encoder:
                 else:
                     self.slow(call, inner, x)
         elif kind in (TENSOR, TRACED) and isinstance(a, (int, float, complex)):
-            if isinstance(a, int) and not -(2**31) <= a < 2**31 and not -(2**63) <= a < 2**63:
+            if isinstance(a, int) and not -(2**63) <= a < 2**63:
                 key.append((int, a))
             else:
                 key.append(_NUMBER)
@@ -308,7 +306,7 @@ def _check_one_device(func: Any, args: Any, kwargs: Any) -> None:
         a, b = sorted(found)[:2]
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, jax:{a} and jax:{b}! "
-            f"({func} was given {_describe(args, kwargs)})"
+            f"({func} was given {describe_call(args, kwargs)})"
         )
 
 
@@ -340,11 +338,11 @@ def _static(a: Any) -> Any:
 
 
 class Decoder:
-    """Gives a function its arguments back from a key and traced arrays. ``where`` says which array each tensor is."""
+    """Gives a function its arguments back from a key and traced arrays. ``raw`` says what each tensor was read from."""
 
     def __init__(self, key: tuple[Any, ...], positional: int, arrays: Any) -> None:
         self.parts = iter(key)
-        self.arrays = iter(enumerate(arrays))
+        self.arrays = iter(arrays)
         self.default_dtype: Any = None
         self.raw: dict[int, tuple[Chain, Any, tuple[Any, ...]]] = {}  # id(value) -> chain, base array, operands
         self.args = [self.next() for _ in range(positional)]
@@ -360,13 +358,13 @@ class Decoder:
 
     def value(self, part: Any) -> Any:
         if isinstance(part, Chain):
-            _, base = next(self.arrays)
-            operands = tuple(next(self.arrays)[1] for _ in range(part.positions))
+            base = next(self.arrays)
+            operands = tuple(next(self.arrays) for _ in range(part.positions))
             value = base if part is ROOT else part.read(base, operands)
             self.raw[id(value)] = (part, base, operands)
             return value
         if part is _NUMBER:
-            return next(self.arrays)[1]
+            return next(self.arrays)
         if part is _LIST:
             return [self.next() for _ in range(next(self.parts))]
         if isinstance(part, tuple):
@@ -492,25 +490,28 @@ class Functional:
         try:
             if self.op.check is not None and not call.traced:
                 self.check(args, kwargs)
-            if call.traced or narrow_storage or (self.op.eager and self.runs_eagerly(args, kwargs)):
-                return self.invoke_specially(call, len(args), args, kwargs)
-            if self.op.key:
-                return self.draw(call, len(args)), None
+            eager = bool(self.op.eager) and self.runs_eagerly(args, kwargs)
+            if call.traced or narrow_storage or eager:
+                return self.invoke_specially(call, len(args), args, kwargs, eager)
             key = (len(args), *call.key)
-            fn = self.compiled.get(key)
-            if fn is None:
-                fn = self.compiled[key] = self.compile(key)
             with jax.enable_x64(True):
-                return fn(*call.arrays), None
+                return self.draw(call, key) if self.op.key else self.function(key)(*call.arrays), None
         except Exception as e:
             _explain(e, self.func, args, kwargs)
             raise
 
-    def invoke_specially(self, call: Call, n: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def function(self, key: tuple[Any, ...]) -> Any:
+        """The compiled function of a key."""
+        fn = self.compiled.get(key)
+        if fn is None:
+            fn = self.compiled[key] = self.compile(key)
+        return fn
+
+    def invoke_specially(self, call: Call, n: int, args: Any, kwargs: Any, eager: bool) -> tuple[Any, Any]:
         """Under a trace, in performance mode, and for results whose shape depends on values."""
         narrow = narrow_storage or not (jax.config.jax_enable_x64 or not call.traced)  # type: ignore[attr-defined]
         key = (n, *call.key)
-        if self.op.eager and self.runs_eagerly(args, kwargs):
+        if eager:
             with jax.enable_x64(not narrow):
                 return _strong(_call(self.op, Decoder(tuple(call.key), n, call.arrays), None)), None
         dtypes = None
@@ -520,26 +521,17 @@ class Functional:
             if not narrow_storage:
                 _refuse_cut(self.func, dtypes)
         with jax.enable_x64(not narrow):
-            if self.op.key:
-                return self.draw(call, n, enter=False), dtypes
-            fn = self.compiled.get(key)
-            if fn is None:
-                fn = self.compiled[key] = self.compile(key)
-            return fn(*call.arrays), dtypes
+            return self.draw(call, key) if self.op.key else self.function(key)(*call.arrays), dtypes
 
-    def draw(self, call: Call, n: int, enter: bool = True) -> Any:
+    def draw(self, call: Call, key: tuple[Any, ...]) -> Any:
         """Run an operator that draws random numbers: the generator's state goes in, and comes back advanced."""
-        key = (n, *call.key)
-        fn = self.compiled.get(key)
-        if fn is None:
-            fn = self.compiled[key] = self.compile(key)
+        fn = self.function(key)
         index = (call.device.index or 0) if call.device is not None else 0
-        with jax.enable_x64(enter or jax.config.jax_enable_x64):  # type: ignore[attr-defined]
-            if call.seed is not None:
-                return fn(*call.arrays, random.state_from_seed(call.seed, devices.jax_device(index)))[0]
-            with random.generator(index) as state:
-                outs, state.array = fn(*call.arrays, state.array)
-                return outs
+        if call.seed is not None:
+            return fn(*call.arrays, random.state_from_seed(call.seed, devices.jax_device(index)))[0]
+        with random.generator(index) as state:
+            outs, state.array = fn(*call.arrays, state.array)
+            return outs
 
     def compile(self, key: tuple[Any, ...]) -> Any:
         n, parts, op = key[0], key[1:], self.op
@@ -620,6 +612,14 @@ class InPlace(Functional):
         self.lists = all(self.kinds[name] == TENSORS for name in self.written)
         names = [a.name for a in func._schema.arguments]
         self.index = {name: names.index(name) for name in self.written}
+        # Defaults that PyTorch leaves out of a call, and that the functional operator does not have (bernoulli_'s p).
+        source = schema.functional(func)
+        needed = {a.name for a in source._schema.arguments if not a.has_default_value()} if source else set()
+        self.defaults = [
+            (i, a.name, a.default_value)
+            for i, a in enumerate(func._schema.arguments)
+            if a.has_default_value() and not a.kwarg_only and a.name in needed
+        ]
         arguments = [a for a in func._schema.arguments if a.alias_info]
         self.returned = [
             next(
@@ -629,8 +629,8 @@ class InPlace(Functional):
         ]
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.func is torch.ops.aten.bernoulli_.float and len(args) == 1 and "p" not in kwargs:
-            args = (*args, 0.5)  # a default that the functional operator does not have
+        if self.defaults:
+            args = (*args, *(value for i, name, value in self.defaults if i >= len(args) and name not in kwargs))
         targets = self.targets(args, kwargs)
         if self.func.overloadpacket.__name__ not in _WRITE_ONE_VALUE:
             for t in targets:
@@ -668,14 +668,13 @@ class InPlace(Functional):
         one.lists = False
         return one
 
+    def written_arguments(self, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+        """What is written, lists flattened, ``None`` left out."""
+        values = (args[i] if i < len(args) else kwargs.get(name) for name, i in self.index.items())
+        return _flat(v for v in values if v is not None)
+
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        found: list[Tensor] = []
-        for name in self.written:
-            i = self.index[name]
-            value = args[i] if i < len(args) else kwargs.get(name)
-            if value is None:
-                continue
-            found.extend(value if isinstance(value, (list, tuple)) else [value])
+        found = self.written_arguments(args, kwargs)
         for t in found:
             if not isinstance(t, Tensor):
                 raise RuntimeError(
@@ -704,40 +703,27 @@ class InPlace(Functional):
             prng, state = random.draw(arrays[-1]) if op.key else (None, None)
             decoder = Decoder(parts, n, arrays[:-1] if op.key else arrays)
             outs = _call(op, decoder, prng)
-            fresh, values = self.split(outs)
-            targets = self.decoded_targets(decoder)
-            written = [
-                _put(decoder.raw[id(t)], _fit(v, t, self.func), self.func) for t, v in zip(targets, values, strict=True)
-            ]
+            fresh, values = _fresh_and_written(outs, self.fresh, self.written)
+            targets = self.written_arguments(decoder.args, decoder.kwargs)
+            written = [_put(decoder.raw[id(t)], _fit(v, t, self.func)) for t, v in zip(targets, values, strict=True)]
             result = (_strong(list(fresh)), written)
             return (result, state) if op.key else result
 
         fn.__name__ = fn.__qualname__ = self.name
         return jax.jit(fn, inline=True)
 
-    def split(self, outs: Any) -> tuple[list[Any], list[Any]]:
-        """Fresh results, and the new values of what is written, lists flattened."""
-        if self.fresh == 0 and len(self.written) == 1:
-            return [], list(outs) if isinstance(outs, (list, tuple)) else [outs]
-        flat: list[Any] = []
-        for o in outs[self.fresh :]:
-            flat.extend(o) if isinstance(o, (list, tuple)) else flat.append(o)
-        return list(outs[: self.fresh]), [v for v in flat if v is not None]
-
-    def decoded_targets(self, decoder: Decoder) -> list[Any]:
-        found: list[Any] = []
-        for name in self.written:
-            i = self.index[name]
-            value = decoder.args[i] if i < len(decoder.args) else decoder.kwargs.get(name)
-            if value is not None:
-                found.extend(value if isinstance(value, list) else [value])
-        return found
-
     def wide_dtypes(self, key: tuple[Any, ...], call: Call, args: Any, kwargs: Any) -> Any:
         return None  # what is written keeps its dtype
 
 
-def _put(raw: tuple[Chain, Any, tuple[Any, ...]], value: Any, func: Any) -> Any:
+def _fresh_and_written(outs: Any, fresh: int, written: list[str]) -> tuple[list[Any], list[Any]]:
+    """A functional operator's results: the new tensors, and the new values of what is written, lists flattened."""
+    if fresh == 0 and len(written) == 1:
+        return [], list(outs) if isinstance(outs, (list, tuple)) else [outs]
+    return list(outs[:fresh]), [v for v in _flat(outs[fresh:]) if v is not None]
+
+
+def _put(raw: tuple[Chain, Any, tuple[Any, ...]], value: Any) -> Any:
     chain, base, operands = raw
     return value if chain is ROOT else chain.write(base, operands, value)
 
@@ -811,24 +797,13 @@ def _run_in_place(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[st
         return args[i] if i < len(args) else kwargs.get(name)
 
     outs = run(source, args, kwargs)
-    fresh = schema.fresh_returns(func)
-    if fresh == 0 and len(written) == 1:
-        values = outs if isinstance(outs, list) else [outs]
-        fresh_results: list[Any] = []
-    else:
-        fresh_results, values = list(outs[:fresh]), []
-        for o in outs[fresh:]:
-            values.extend(o) if isinstance(o, (list, tuple)) else values.append(o)
-    targets: list[Any] = []
-    for name in written:
-        value = argument(name)
-        if value is not None:
-            targets.extend(value if isinstance(value, (list, tuple)) else [value])
+    fresh_results, values = _fresh_and_written(outs, schema.fresh_returns(func), written)
+    targets = _flat(argument(name) for name in written if argument(name) is not None)
     for t in targets:
         _check_writable(t, func)
     fitted = []
     for t, v in zip(targets, values, strict=False):
-        with _wide_for(v):
+        with wide_for(v._box.array):
             fitted.append(_fit(v._value(), _shaped(t), func))
     for t, v in zip(targets, fitted, strict=True):
         t._write(v)
@@ -836,11 +811,6 @@ def _run_in_place(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[st
         return None
     results = [*fresh_results, *(argument(name) for name in written)][: len(func._schema.returns)]
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def _wide_for(t: Tensor) -> Any:
-    """The context in which a tensor's value keeps its 64 bits; under a trace, the trace's own."""
-    return jax.enable_x64(bool(jax.config.jax_enable_x64) or not isinstance(t._box.array, _Tracer))  # type: ignore[attr-defined]
 
 
 def _shaped(t: Tensor) -> jax.ShapeDtypeStruct:
@@ -882,7 +852,7 @@ def _run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, An
     for out, result in pairs:
         if out.shape != result.shape:
             resize_out(out, tuple(result.shape))
-        with _wide_for(result):
+        with wide_for(result._box.array):
             fitted = _fit(result._value(), _shaped(out), func)
         out._write(fitted)
     return outs[0] if len(outs) == 1 else tuple(outs)
@@ -1063,7 +1033,7 @@ def _explain(e: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         raise RuntimeError(f"{func}: a tensor from a finished trace was used. {e}") from e
     if isinstance(e, (*_JAX_ERRORS, OperatorNotFound)):
         return
-    given = _describe(args, kwargs)
+    given = describe_call(args, kwargs)
     if isinstance(e, ValueError) and "incompatible devices" in str(e):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices! {func} was given {given}"
@@ -1095,12 +1065,17 @@ def _to_meta(x: Any) -> Any:
     return torch.device("meta") if isinstance(x, torch.device) else x
 
 
-def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    def one(x: Any) -> str:
-        if isinstance(x, torch.Tensor):
-            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-        if isinstance(x, (list, tuple)):
-            return f"[{', '.join(map(one, x))}]"
-        return repr(x)
+def describe(x: Any, values: bool = False) -> str:
+    """An argument or result as messages name it: tensors by dtype and shape, with their ``values`` if asked."""
+    if isinstance(x, torch.Tensor):
+        text = f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+        known = values and isinstance(x, Tensor) and not isinstance(x._box.array, _Tracer)
+        return f"{text}={x._value()}" if known else text  # type: ignore[attr-defined]
+    if isinstance(x, (list, tuple)):
+        return f"[{', '.join(describe(y, values) for y in x)}]"
+    return repr(x)
 
-    return ", ".join([*map(one, args), *(f"{k}={one(v)}" for k, v in kwargs.items())])
+
+def describe_call(args: tuple[Any, ...], kwargs: dict[str, Any], values: bool = False) -> str:
+    """The arguments of a call."""
+    return ", ".join([*(describe(a, values) for a in args), *(f"{k}={describe(v, values)}" for k, v in kwargs.items())])

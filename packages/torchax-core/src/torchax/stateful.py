@@ -18,7 +18,7 @@ from torchax import devices, dispatch, transfer, view_ops, views
 from torchax.dispatch import Functional, run
 from torchax.dtypes import NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
 from torchax.storage import Storage
-from torchax.tensor import Tensor, adopt, look_at, view_of, view_on, wrap
+from torchax.tensor import Tensor, adopt, look_at, view_of, view_on, wide_for, wrap
 from torchax.views import ROOT
 
 aten = torch.ops.aten
@@ -276,7 +276,7 @@ def _read_as(source: Tensor, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     array = source._box.array
     if source._chain is ROOT and array.shape == shape and array.dtype == dtype:
         return array
-    with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(array, jax.core.Tracer)):  # type: ignore[attr-defined]
+    with wide_for(array):
         return _fitted(source._chain, array, source._operands, shape, dtype)
 
 

@@ -80,7 +80,7 @@ class Tensor(torch.Tensor):
         chain = self._chain
         if chain is ROOT:
             return self._box.array
-        with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(self._box.array, jax.core.Tracer)):  # type: ignore[attr-defined]
+        with wide_for(self._box.array):
             return views.read(chain, self._box.array, self._operands)
 
     def jax(self) -> jax.Array:
@@ -131,7 +131,7 @@ class Tensor(torch.Tensor):
         if self._chain is ROOT:
             self._box.array = value
         else:
-            with jax.enable_x64(jax.config.jax_enable_x64 or not isinstance(value, jax.core.Tracer)):  # type: ignore[attr-defined]
+            with wide_for(value):
                 self._box.array = _write_view(self._chain, self._box.array, self._operands, value)
 
     def __jax_array__(self) -> jax.Array:  # type: ignore[name-defined]
@@ -347,6 +347,11 @@ def wrap(
     t = _make(Tensor, array.shape, dtype=dtype, device=device, requires_grad=requires_grad)
     t._box = Storage(array)
     return t
+
+
+def wide_for(array: Any) -> Any:
+    """The context in which an array keeps its 64 bits: x64 on; for a tracer, as its own trace has it."""
+    return jax.enable_x64(bool(jax.config.jax_enable_x64) or not isinstance(array, jax.core.Tracer))  # type: ignore[attr-defined]
 
 
 def view_of(t: Tensor) -> View:
