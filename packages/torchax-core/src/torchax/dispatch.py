@@ -240,6 +240,12 @@ class Encoder:
             key.append(t2j_dtype(_get_default_dtype()))
         return call
 
+    def prepared(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments as all that follows sees them: a mask on CPU as the indices it stands for."""
+        if not self.cpu_indices:
+            return args
+        return tuple([x for i in a for x in _index_from_cpu(i)] if isinstance(a, (list, tuple)) else a for a in args)
+
     def slow(self, call: Call, kind: int, a: Any) -> None:
         """Encode one argument of any kind."""
         key = call.key
@@ -254,8 +260,6 @@ class Encoder:
             key.append(None)
         elif isinstance(a, (list, tuple)) and kind in (TENSORS, NUMBERS):
             inner = TENSOR if kind == TENSORS else TRACED
-            if self.cpu_indices and kind == TENSORS:
-                a = [x for index in a for x in _index_from_cpu(index)]
             key.append(_LIST)
             key.append(len(a))
             for x in a:
@@ -466,6 +470,7 @@ class Functional:
 
     def general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Any call."""
+        args = self.encode.prepared(args)
         call = self.encode(args, kwargs)
         outs, dtypes = self.invoke(call, args, kwargs)
         device = call.device or devices.torch_device(0)
@@ -558,10 +563,6 @@ class Functional:
     def padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The positional arguments, with the defaults that PyTorch left out."""
         rest = [a for a in self.func._schema.arguments if not a.kwarg_only][len(args) :]
-        if self.encode.cpu_indices:
-            args = tuple(
-                [x for i in a for x in _index_from_cpu(i)] if isinstance(a, (list, tuple)) else a for a in args
-            )
         given = (a for a in rest if a.name not in kwargs and self.kinds[a.name] not in (SKIPPED, GENERATOR))
         return [*args, *(a.default_value for a in given)]
 
@@ -631,6 +632,7 @@ class InPlace(Functional):
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.defaults:
             args = (*args, *(value for i, name, value in self.defaults if i >= len(args) and name not in kwargs))
+        args = self.encode.prepared(args)
         targets = self.targets(args, kwargs)
         if self.func.overloadpacket.__name__ not in _WRITE_ONE_VALUE:
             for t in targets:
