@@ -97,10 +97,9 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """PyTorch's own operator samples on the device: ``nox -s conformance -- [device|replay] --ops add,softmax``."""
-    level, *args = session.posargs if session.posargs[:1] in (["device"], ["replay"]) else ["device", *session.posargs]
+    """Every operator beside CPU PyTorch, written to docs/parity: ``nox -s conformance -- --ops add,softmax`` for some."""
     _install(session, "core", *_group("core", "conformance"))
-    session.run("python", f"conformance/{level}.py", *args)
+    session.run("python", "conformance/run.py", *session.posargs)
 
 
 @nox.session

@@ -32,11 +32,26 @@ def entries(patterns: list[str], part: str = "") -> Iterator[Any]:
     return iter(found[first::step])
 
 
-def samples(op: Any, dtype: torch.dtype, device: str, count: int, requires_grad: bool = False) -> list[Any]:
-    """At most ``count`` of an entry's samples, spread evenly over all of them; always the same ones."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    found = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
+def _all(op: Any, dtype: torch.dtype, requires_grad: bool, seed: int = 0) -> list[Any]:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    return list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+
+
+def _spread(found: list[Any], count: int) -> list[Any]:
     step = max(1, len(found) / count)
     return [found[int(i * step)] for i in range(min(count, len(found)))]
+
+
+def samples(op: Any, dtype: torch.dtype, count: int, requires_grad: bool = False, seed: int = 0) -> list[Any]:
+    """At most ``count`` of an entry's CPU samples, spread evenly over all of them; always the same ones for a seed."""
+    return _spread(_all(op, dtype, requires_grad, seed), count)
+
+
+def edges(op: Any, dtype: torch.dtype, count: int) -> list[Any]:
+    """At most ``count`` samples whose input has no dimension, and as many whose input has no element."""
+    found = [s for s in _all(op, dtype, False) if isinstance(s.input, torch.Tensor)]
+    scalars = [s for s in found if s.input.dim() == 0]
+    empty = [s for s in found if s.input.numel() == 0]
+    return _spread(scalars, count) + _spread(empty, count)

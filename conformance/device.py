@@ -1,159 +1,31 @@
-"""Level 2: `op_db` entries on the device "jax" against the same calls on CPU.
-
-    python conformance/device.py --ops add,softmax --dtypes float32,int64 --checks forward,grad --max-samples 5 -v
+"""Level 2: `op_db` entries on the device "jax" against the same calls on CPU. ``run.py --level 2`` runs it.
 
 forward  values, dtype, shape and device of the results; where CPU raises, the device raises too
+edges    the same for inputs that are noncontiguous, have no dimension, or no element
 grad     gradients of all floating inputs
 inplace  the in-place variant: the value, and that it is the same tensor; also through a view of a larger tensor
 out      ``out=`` that is fresh, noncontiguous, and of the wrong size
 views    a result that shares its input's memory on CPU shares it on the device: written through, both ways
+random   what draws random numbers repeats after `torch.manual_seed`, and differs from call to call
 errors   `op_db`'s error inputs raise the same type
+
+`transforms.py` has the checks under `jit`, `vmap`, forward-mode and second-order differentiation.
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
-import json
-import re
-import sys
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import _jax_settings  # noqa: F401  must come before jax
 import torch
-from _compare import call, close, short, wide
-from _exceptions import Known, find, load
-from _samples import entries, samples
-from torch.utils._python_dispatch import TorchDispatchMode
+import transforms
+from _compare import call, short
+from _exceptions import Known, find
+from _sample import DEVICE, Sample, Skip, attempt, reference, same, tensors, truth_of, values
+from _samples import edges, samples
 from torch.utils._pytree import tree_iter, tree_map
-
-DEVICE = "jax"
-HOST_INDICES = ("tensor_split",)  # PyTorch wants the indices of these on CPU, whatever the device
-UNDEFINED = ("empty", "new_empty", "resize_", "resize_as_", "empty_like", "empty_strided", "empty_permuted")
-
-
-class Skip(Exception):
-    """The check does not apply to this sample."""
-
-
-class _Random(TorchDispatchMode):
-    """Notes whether a call draws random numbers."""
-
-    seen = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
-
-
-@dataclass
-class Sample:
-    """One set of inputs, and how to compare what comes of it."""
-
-    op: Any
-    input: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    process: Callable[[Any], Any] = lambda out: out  # `op_db`'s choice of what of a result has a unique gradient
-    broadcasts: bool = False  # whether the result is larger than the input
-    known: Known | None = None
-    random: bool = False
-
-    @property
-    def leaves(self) -> list[torch.Tensor]:
-        """All tensors among the inputs, in order."""
-        return [t for t in tree_iter((self.input, self.args, self.kwargs)) if isinstance(t, torch.Tensor)]
-
-    def on(self, device: str, requires_grad: bool = False) -> Sample:
-        """A copy with fresh tensors on a device. Strides stay where a copy can have them."""
-
-        def move(x: Any) -> Any:
-            if isinstance(x, torch.Tensor):
-                if x.layout != torch.strided or x.is_quantized or x.dtype == torch.complex32:
-                    raise Skip(f"{x.layout} {x.dtype}")
-                if x.is_meta or x.dim() > 64:  # no data; more dimensions than numpy and JAX have
-                    raise Skip("no array can hold it")
-                host = device == "cpu" or (x is not self.input and self.op.name in HOST_INDICES)
-                copy = x.detach().clone() if host else x.detach().to(device)
-                return copy.requires_grad_(requires_grad and x.requires_grad)
-            return device if isinstance(x, torch.device) or x == "cpu" else x
-
-        moved = tree_map(move, (self.input, self.args, self.kwargs))
-        return Sample(self.op, *moved, self.process, self.broadcasts, self.known, self.random)
-
-    def exact(self) -> Sample | None:
-        """A CPU copy in float64, where an exception asks for that truth."""
-        if self.known is None or self.known.bound != "float64":
-            return None
-        return Sample(self.op, *wide((self.input, self.args, self.kwargs)), self.process)
-
-    def run(self, fn: Callable[..., Any] | None = None, **more: Any) -> Any:
-        return (fn or self.op)(self.input, *self.args, **self.kwargs, **more)
-
-
-# ------------------------------------------------------------------------------------------------- comparing
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [t for t in tree_iter(tree) if isinstance(t, torch.Tensor)]
-
-
-def same(got: Any, want: Any, sample: Sample, what: str = "", truth: Any = None) -> None:
-    """Raise an AssertionError where device results are not CPU's."""
-    ours, theirs, truths = list(tree_iter(got)), list(tree_iter(want)), list(tree_iter(truth))
-    assert len(ours) == len(theirs), f"{what}{len(ours)} results, not {len(theirs)}"
-    if truth is None:
-        truths = [None] * len(ours)
-    for i, (g, w, t) in enumerate(zip(ours, theirs, truths, strict=True)):
-        where = f"{what}result {i}: " if len(ours) > 1 else what
-        if not isinstance(w, torch.Tensor):
-            assert type(g) is type(w), f"{where}a {type(g).__name__}, not a {type(w).__name__}"
-            equal = sample.random or g == w or (g != g and w != w)
-            assert equal or isinstance(w, (torch.device, torch.Generator)), f"{where}{g}, not {w}"
-            continue
-        if w.layout != torch.strided or w.is_quantized:
-            raise Skip(f"{w.layout} result")
-        assert isinstance(g, torch.Tensor), f"{where}a {type(g).__name__}, not a Tensor"
-        assert g.device.type == DEVICE, f"{where}on {g.device}"
-        assert g.dtype == w.dtype, f"{where}dtype {g.dtype}, not {w.dtype}"
-        assert g.shape == w.shape, f"{where}shape {tuple(g.shape)}, not {tuple(w.shape)}"
-        values(g, w, sample, where, t)
-
-
-def values(got: torch.Tensor, want: torch.Tensor, sample: Sample, where: str, truth: Any = None) -> None:
-    if not sample.random and not sample.op.name.startswith(UNDEFINED):
-        source = sample.input if isinstance(sample.input, torch.Tensor) else None
-        close(got, want, sample.known and sample.known.bound, where, truth, source)
-
-
-def attempt(fn: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    try:
-        return fn(), None
-    except Skip:
-        raise
-    except Exception as error:  # the reference decides what an exception means
-        return None, error
-
-
-def reference(sample: Sample, fn: Callable[..., Any] | None = None) -> Any:
-    """What CPU answers; notes in ``sample`` whether that was random."""
-    with _Random() as mode:
-        out, error = attempt(lambda: sample.run(fn))
-    sample.random = mode.seen
-    if isinstance(error, NotImplementedError) or "not implemented for" in str(error):
-        raise Skip("not on CPU")
-    return out, error
-
-
-def truth_of(sample: Sample, fn: Callable[..., Any] | None = None) -> Any:
-    exact = sample.exact()
-    return exact and exact.run(fn)
-
-
-# --------------------------------------------------------------------------------------------------- checks
 
 
 def check_forward(sample: Sample) -> None:
@@ -168,38 +40,6 @@ def check_forward(sample: Sample) -> None:
     same(ours.run(), want, ours, truth=exact and exact.run())
     for i, (moved, given) in enumerate(zip(ours.leaves, cpu.leaves)):  # what the call may have written
         values(moved, given, ours, f"input {i} after it: ", exact and exact.leaves[i])
-
-
-def check_grad(sample: Sample) -> None:
-    cpu, ours = sample.on("cpu", True), sample.on(DEVICE, True)
-    want, error = reference(cpu)
-    if error is not None or cpu.random:
-        raise Skip("nothing to compare")
-    outs = [o for o in tensors(sample.process(want)) if o.requires_grad]
-    inputs = [x for x in cpu.leaves if x.requires_grad]
-    if not outs or not inputs or any(o.layout != torch.strided for o in outs):
-        raise Skip("not differentiable")
-    torch.manual_seed(0)
-    wide = {True: torch.complex128, False: torch.float64}
-    seeds = [torch.randn(o.shape, dtype=wide[o.is_complex()]).to(o.dtype) for o in outs]
-    grads, error = attempt(lambda: torch.autograd.grad(outs, inputs, seeds, allow_unused=True))
-    if error is not None:
-        raise Skip("CPU has no derivative")
-    got = [o for o in tensors(sample.process(ours.run())) if o.requires_grad]
-    assert len(got) == len(outs), f"{len(got)} results require a gradient, not {len(outs)}"
-    leaves = [x for x in ours.leaves if x.requires_grad]
-    found = torch.autograd.grad(got, leaves, [s.to(DEVICE) for s in seeds], allow_unused=True)
-    truths = [None] * len(grads)
-    exact = sample.exact()
-    if exact is not None:
-        truth = [o for o in tensors(sample.process(exact.run())) if o.requires_grad]
-        inputs = [x for x in exact.leaves if x.requires_grad]
-        truths = torch.autograd.grad(truth, inputs, [s.to(o.dtype) for s, o in zip(seeds, truth)], allow_unused=True)
-    for i, (g, w, t) in enumerate(zip(found, grads, truths)):
-        where = f"gradient {i}: "
-        assert (g is None) == (w is None), f"{where}{'none' if g is None else 'one'}, unlike CPU"
-        if w is not None and w.layout == torch.strided:
-            same(g, w, ours, where, t)
 
 
 def check_inplace(sample: Sample) -> None:
@@ -305,13 +145,43 @@ def _raises(fn: Callable[[], Any], expected: Exception) -> None:
     assert isinstance(error, type(expected)), f"{got}, not {kind}: {str(expected)[:100]}"
 
 
+def check_random(sample: Sample) -> None:
+    cpu, ours = sample.on("cpu"), sample.on(DEVICE)
+    _, error = reference(cpu)
+    if error is not None or not cpu.random:
+        raise Skip("not random")
+
+    def draw(one: Sample) -> tuple[Any, Any, Any]:
+        torch.manual_seed(3)
+        first, second = one.on(one.place).run(), one.on(one.place).run()
+        torch.manual_seed(3)
+        return first, second, one.on(one.place).run()
+
+    first, second, again = map(tensors, draw(ours))
+    assert _equal(first, again), "differs after the same torch.manual_seed"
+    if not _equal(*map(tensors, draw(cpu)[:2])):
+        assert not _equal(first, second), "two calls draw the same numbers"
+
+
+def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    pairs = ((x.cpu(), y.cpu()) for x, y in zip(a, b, strict=True))
+    return all(((x == y) | ((x != x) & (y != y))).all() for x, y in pairs)
+
+
 SAMPLED: dict[str, Callable[[Sample], None]] = {
     "forward": check_forward,
-    "grad": check_grad,
+    "edges": check_forward,
+    "grad": transforms.check_grad,
+    "jvp": transforms.check_jvp,
+    "gradgrad": transforms.check_gradgrad,
     "inplace": check_inplace,
     "out": check_out,
     "views": check_views,
+    "jit": transforms.check_jit,
+    "vmap": transforms.check_vmap,
+    "random": check_random,
 }
+DERIVATIVES = {"grad": "supports_autograd", "jvp": "supports_forward_ad", "gradgrad": "supports_gradgrad"}
 
 
 def error_samples(op: Any) -> list[Sample]:
@@ -335,89 +205,92 @@ def check_errors(sample: Sample) -> None:
 
 @dataclass
 class Result:
-    """One entry, dtype and check."""
+    """One entry, dtype and check: how many samples passed, how many of these only by a known exception, what failed."""
 
     op: str
     dtype: str
     check: str
-    passed: int = 0
-    failed: int = 0
-    error: str = ""
     known: Known | None = None
+    passed: int = 0
+    excepted: int = 0
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> int:
+        return len(self.faults)
+
+    @property
+    def error(self) -> str:
+        return self.faults[0] if self.faults else ""
+
+
+def applies(op: Any, dtype: torch.dtype, check: str) -> bool:
+    """Whether an entry has a check in a dtype at all; its samples may still leave nothing to compare."""
+    if check in DERIVATIVES:
+        return getattr(op, DERIVATIVES[check]) and (dtype.is_floating_point or dtype.is_complex)
+    if check == "inplace":
+        return op.get_inplace() is not None
+    return op.supports_out if check == "out" else check != "errors" or op.error_inputs_func is not None
+
+
+def inputs(op: Any, dtype: torch.dtype, check: str, count: int) -> list[Sample]:
+    """The samples of a check."""
+    if check == "errors":
+        return error_samples(op)
+
+    def made(found: list[Any], **more: Any) -> list[Sample]:
+        return [
+            Sample(op, s.input, s.args, s.kwargs, s.output_process_fn_grad, s.broadcasts_input, **more) for s in found
+        ]
+
+    found = made(samples(op, dtype, count, check in DERIVATIVES))
+    if check == "edges":
+        return made(edges(op, dtype, (count + 1) // 2)) + [replace(s, spread=True) for s in found[: (count + 1) // 2]]
+    if check == "vmap":
+        for one, other in zip(found, made(samples(op, dtype, count, seed=1)), strict=False):
+            one.twin = other if _shapes(one) == _shapes(other) else None
+    return found
+
+
+def _shapes(sample: Sample) -> str:
+    return call((sample.input, *sample.args), sample.kwargs)
+
+
+def check_one(body: Callable[[Sample], None], sample: Sample, known: Known | None) -> bool:
+    """Whether a sample passes only by the exception.
+
+    Raises:
+        Skip: there is nothing to compare.
+        Exception: it fails.
+    """
+    try:
+        body(sample)
+        return False
+    except Skip:
+        raise
+    except Exception:
+        if known is None:
+            raise
+    if known.bound != "differs":
+        body(replace(sample, known=known))
+    return True
 
 
 def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known], stop: bool = False) -> Result:
     """One check of one entry in one dtype, on at most ``count`` samples, to the first failure if ``stop``."""
     name = str(dtype).removeprefix("torch.")
-    result = Result(op.formatted_name, name, check, known=find(known, op.formatted_name, name, check))
-    grad = check == "grad"
-    if grad and not (op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)):
+    result = Result(op.formatted_name, name, check, find(known, op.formatted_name, name, check))
+    if not applies(op, dtype, check):
         return result
-    if check == "errors":
-        found, body = error_samples(op), check_errors
-    else:
-        found = samples(op, dtype, "cpu", count, grad)
-        found = [Sample(op, s.input, s.args, s.kwargs, s.output_process_fn_grad, s.broadcasts_input) for s in found]
-        body = SAMPLED[check]
-    for sample in found:
-        sample.known = result.known
-        if sample.known is not None and sample.known.bound == "differs":
-            continue
+    body = check_errors if check == "errors" else SAMPLED[check]
+    for sample in inputs(op, dtype, check, count):
         try:
-            body(sample)
+            result.excepted += check_one(body, sample, result.known)
             result.passed += 1
         except Skip:
             continue
         except Exception as error:  # any error is this sample's fault
-            result.failed += 1
             result.faults.append(f"{call((sample.input, *sample.args), sample.kwargs)}: {short(error)}")
-            result.error = result.error or result.faults[0]
             if stop:
                 break
     return result
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", default="", help="op_db names, globs allowed (default: all)")
-    parser.add_argument("--dtypes", default="float32")
-    parser.add_argument("--checks", default="forward,grad", help=", ".join([*SAMPLED, "errors"]))
-    parser.add_argument("--max-samples", type=int, default=5)
-    parser.add_argument("--part", default="", help="i/n: the i-th of n parts of the entries")
-    parser.add_argument("--log", default="", help="append failures to this file, a JSON object a line")
-    parser.add_argument("-v", action="store_true", help="every failure, and a line for what passes")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    import torchax  # noqa: F401  registers the device
-
-    known = load()
-    split = lambda text: [t for t in text.split(",") if t]  # noqa: E731
-    ops = list(entries(split(options.ops), options.part))
-    passed, failed, kinds = 0, 0, collections.Counter()
-    for op in ops:
-        dtypes = [getattr(torch, t) for t in split(options.dtypes)]
-        for dtype in (d for d in dtypes if d in op.supported_dtypes("cpu")):
-            for check in split(options.checks):
-                if check == "errors" and dtype is not dtypes[0]:  # error inputs have dtypes of their own
-                    continue
-                result = run(op, dtype, check, options.max_samples, known)
-                passed, failed = passed + result.passed, failed + result.failed
-                if result.failed:
-                    print(f"FAIL {result.op} {result.dtype} {check} {result.failed}/{result.failed + result.passed}")
-                    print("\n".join(f"     {f}" for f in (result.faults if options.v else [result.error])), flush=True)
-                    kinds[re.sub(r"\d[\d.e+-]*", "#", result.error.partition("): ")[2])[:120]] += 1
-                    if options.log:
-                        row = {k: v for k, v in vars(result).items() if k != "known"}
-                        with open(options.log, "a") as log:
-                            log.write(json.dumps(row) + "\n")
-                elif options.v and result.passed:
-                    print(f"ok   {result.op} {result.dtype} {check} {result.passed}", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    for kind, n in kinds.most_common(20):
-        print(f"{n:5d}  {kind}")
-    return int(failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

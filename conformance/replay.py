@@ -1,11 +1,12 @@
 """Level 1: replay the aten calls that `op_db` samples make on CPU through the `torchax_ops` registry.
 
-    python conformance/replay.py --ops add,softmax --dtypes float32,int64 --checks forward,grad --max-samples 5 -v
-    python conformance/replay.py --aten add.Tensor,sum --dtypes float32     # only these recorded operators
-    python conformance/replay.py --missing --dtypes float32,int64           # what is not registered, most used first
+forward  each call through `jax.jit`, as torchax's plans run it: values, dtypes and shapes
+eager    the same outside `jit`
+grad     `jax.vjp` of the function against PyTorch's autograd of the same call
+vmap     `jax.vmap` of the function against a loop
 
-`forward` runs each call through `jax.jit` as torchax's plans do; `eager` runs it outside `jit`; `grad` compares
-`jax.vjp` of the function with PyTorch's autograd of the same call. Backward operators are recorded too.
+Backward operators are recorded too. ``run.py --level 1`` runs it; this file as a script lists what was called and is neither
+registered nor the device's own, the most used first.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def record(op: Any, dtype: torch.dtype, recorder: Recorder, count: int) -> None:
     """Run an entry's samples, and their backward, on CPU under the recorder."""
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     recorder.entry = op.formatted_name
-    for sample in samples(op, dtype, "cpu", count, grad):
+    for sample in samples(op, dtype, count, grad):
         try:
             recorder.backward = False
             with recorder:
@@ -339,6 +340,54 @@ def check_grad(op: Any, call: Call, limit: Any = None) -> bool:
     return True
 
 
+def _stacked(tree: Any, other: Any) -> list[Any]:
+    return [jax.numpy.stack(pair) for pair in zip(_flat(tree), _flat(other))]
+
+
+def check_vmap(op: Any, call: Call, limit: Any = None) -> bool:
+    """`jax.vmap` over a call and the same call on flipped arrays, against both in turn; False where that is not possible."""
+    if op.eager or torch.Tag.nondeterministic_seeded in call.func.tags:
+        return False
+    bound = bind(op, call)
+    where = [i for i, x in enumerate(bound.traced) if isinstance(x, jax.Array)]
+    if not where:
+        return False
+
+    @jax.jit
+    def run(arrays: list[Any]) -> list[Any]:
+        traced = list(bound.traced)
+        for i, x in zip(where, arrays):
+            traced[i] = x
+        return _flat(bound(traced))
+
+    one = [bound.traced[i] for i in where]
+    other = [jax.numpy.flip(x) for x in one]
+    want = _stacked(run(one), run(other))
+    got = jax.jit(jax.vmap(run))(_stacked(one, other))
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        close(to_torch(g), to_torch(w), limit, f"result {i}: ", to_torch(w).to(wide_dtype(to_torch(w).dtype)))
+    return True
+
+
+CHECKS = ("forward", "eager", "grad", "vmap")
+
+
+def check_call(op: Any, call: Call, check: str, limit: Any) -> bool:
+    """One check of one call; False where there is nothing to compare.
+
+    Raises:
+        NotReplayable: no array holds an argument or a result.
+        Exception: it fails.
+    """
+    with jax.enable_x64(True):
+        if check == "grad":
+            return check_grad(op, call, limit)
+        if check == "vmap":
+            return check_vmap(op, call, limit)
+        check_forward(op, call, check == "forward", limit)
+        return True
+
+
 # ------------------------------------------------------------------------------------------------- the report
 
 
@@ -346,44 +395,50 @@ def describe(call: Call) -> str:
     return f"{schema_name(call.func)}{arguments(call.args, call.kwargs)} from {call.entry}"
 
 
-def limit_of(known: list[Known], call: Call, dtype: str, check: str) -> Any:
-    """The bound of an exception for this aten operator, else of one for the `op_db` entry that called it."""
-    check = "forward" if check == "eager" else check
+def exception_of(known: list[Known], call: Call, dtype: str, check: str) -> Known | None:
+    """The exception for this aten operator, else the one for the `op_db` entry that called it."""
     place = find(known, functional_name(call.func), dtype, check), find(known, call.entry, dtype, check)
-    exact = [k for k in place if k is not None]
-    return min(exact, key=lambda k: k.operator == "*").bound if exact else None
+    found = [k for k in place if k is not None]
+    return min(found, key=lambda k: k.operator == "*", default=None)
 
 
-def replay(recorder: Recorder, checks: list[str], dtype: str, verbose: bool = False) -> dict[str, Any]:
-    """Replay what was recorded: ``{functional name: {check: [passed, failed, first failure]}}``."""
+@dataclasses.dataclass
+class Tally:
+    """How the calls of one operator fared in one check."""
+
+    passed: int = 0
+    excepted: int = 0
+    faults: list[str] = dataclasses.field(default_factory=list)
+    reason: str = ""
+
+
+def replay(recorder: Recorder, check: str, dtype: str) -> dict[str, Tally]:
+    """Run one check of all that was recorded, by the names of the functional operators."""
     from torchax_ops import lookup
 
     known = load()
-    table: dict[str, dict[str, list[Any]]] = {}
+    table: dict[str, Tally] = {}
     for call in recorder.calls:
         name = functional_name(call.func)
         op = lookup(name)
-        if op is None:
+        if op is None or (name == "aten::as_strided" and not call.args[0].is_contiguous()):
             continue
-        if name == "aten::as_strided" and not all(x.is_contiguous() for x in call.args[:1]):
-            continue
-        for check in checks:
-            cell = table.setdefault(name, {}).setdefault(check, [0, 0, ""])
-            limit = limit_of(known, call, dtype, check)
+        tally = table.setdefault(name, Tally())
+        exception = exception_of(known, call, dtype, check)
+        try:
             try:
-                with jax.enable_x64(True):
-                    if check != "grad":
-                        check_forward(op, call, check != "eager", limit)
-                    elif not check_grad(op, call, limit):
-                        continue
-                cell[0] += 1
-            except NotReplayable:
+                tally.passed += check_call(op, call, check, None)
                 continue
-            except Exception as error:  # any error is this call's failure
-                cell[1] += 1
-                cell[2] = cell[2] or f"{describe(call)}\n        {short(error)}"
-                if verbose:
-                    print(f"FAIL {check} {describe(call)}\n        {short(error)}")
+            except AssertionError:
+                if exception is None:
+                    raise
+            tally.passed += exception.bound == "differs" or check_call(op, call, check, exception.bound)
+            tally.excepted += 1
+            tally.reason = exception.reason
+        except NotReplayable:
+            continue
+        except Exception as error:  # any error is this call's failure
+            tally.faults.append(f"{describe(call)}: {short(error)}")
     return table
 
 
@@ -405,54 +460,18 @@ def missing(recorder: Recorder) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="", help="op_db names, globs allowed (default: all)")
-    parser.add_argument("--aten", default="", help="only these aten operators among the recorded calls, globs allowed")
-    parser.add_argument("--dtypes", default="float32")
-    parser.add_argument("--checks", default="forward", help="forward (= jit), eager, grad")
+    parser.add_argument("--dtypes", default="float32,int64")
     parser.add_argument("--max-samples", type=int, default=10)
-    parser.add_argument("--cap", type=int, default=25, help="calls replayed for one overload and dtype")
-    parser.add_argument("--part", default="", help="i/n: the i-th of n parts of the entries")
-    parser.add_argument("--missing", action="store_true")
-    parser.add_argument("-v", action="store_true", help="every failure, not only the first")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    split = lambda text: [t for t in text.split(",") if t]  # noqa: E731
     load_registry()
-    only = [t.removeprefix("aten::") for t in split(options.aten)]
-    total: dict[str, dict[str, list[Any]]] = {}
-    whole = Recorder(keep=False)
-    ops = list(entries(split(options.ops), options.part))
-    if not ops:
-        print(f"no op_db entry matches {options.ops}")
-        return 2
-    for name in split(options.dtypes):
-        dtype = getattr(torch, name)
-        recorder = Recorder(options.cap, not options.missing, only)
-        for op in ops:
+    recorder = Recorder(keep=False)
+    for op in entries([t for t in options.ops.split(",") if t]):
+        for dtype in (getattr(torch, name) for name in options.dtypes.split(",")):
             if dtype in op.supported_dtypes("cpu"):
                 record(op, dtype, recorder, options.max_samples)
-        checks = ["forward" if c == "jit" else c for c in split(options.checks)]
-        for aten, row in replay(recorder, list(dict.fromkeys(checks)), name, options.v).items():
-            for check, cell in row.items():
-                into = total.setdefault(aten, {}).setdefault(check, [0, 0, ""])
-                into[0] += cell[0]
-                into[1] += cell[1]
-                into[2] = into[2] or cell[2]
-        whole.uses.update(recorder.uses)
-        whole.overloads.update(recorder.overloads)
-    failed = False
-    for name, row in sorted(total.items()):
-        bad = any(cell[1] for cell in row.values())
-        failed |= bad
-        counts = "  ".join(f"{check} {cell[0]}/{cell[0] + cell[1]}" for check, cell in row.items())
-        print(f"{'FAIL' if bad else 'ok  '} {name:40s} {counts}")
-        for check, cell in row.items():
-            if cell[1]:
-                print(f"     {check}: {cell[2]}")
-    absent = missing(whole)
-    if absent:
-        print(f"missing ({len(absent)}), uses and name:")
-        print("\n".join(absent))
-    return int(failed)
+    print("\n".join(missing(recorder)) or "none is missing")
+    return 0
 
 
 if __name__ == "__main__":
