@@ -67,8 +67,8 @@ LINT = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
 def tests(session: nox.Session, part: str) -> None:
     """Each package in an environment of its own, then models, then the whole: conformance, README, lint."""
     if part == "models":
-        _install(session, "core", *_group("core", "models"))
-        models = sorted(str(path) for path in Path("packages/torchax-core/tests").glob("test_models*.py"))
+        _install(session, "interop", *_group("core", "models"), *_group("interop", "models"))
+        models = sorted(map(str, Path("packages").glob("*/tests/test_models*.py")))
         _pytest(session, "-n", "2", *models)
     elif part == "whole":
         _install(session, "train", *_group("train"), *_group("core", "conformance"), *CHECK)

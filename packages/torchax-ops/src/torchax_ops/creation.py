@@ -132,10 +132,15 @@ def scalar_tensor(s: Scalar, *, dtype: DType = None) -> jax.Array:
 def _check_range(op: str, start: Bound, end: Bound, step: Bound) -> None:
     if step == 0:
         raise RuntimeError(f"{op}: step must be nonzero")
-    if not all(math.isfinite(x) for x in (start, end)):
+    if not all(math.isfinite(x) for x in (start, end) if isinstance(x, float)):
         raise RuntimeError(f"{op}: unsupported range: {start} -> {end}")
     if (end - start) * step < 0:
         raise RuntimeError(f"{op}: upper bound and lower bound inconsistent with step sign")
+
+
+def _whole(x: Bound) -> int:
+    """A bound as an integer; a symbolic one (a size under ``jax.export``) stays what it is."""
+    return int(x) if isinstance(x, float) else x
 
 
 def _steps(start: Bound, step: Bound, count: int, dtype: np.dtype) -> jax.Array:
@@ -143,7 +148,7 @@ def _steps(start: Bound, step: Bound, count: int, dtype: np.dtype) -> jax.Array:
     if category(dtype) < 2:
         # PyTorch converts the bounds to the result's integer type first.
         wide = canonical("uint64" if dtype.kind == "u" else "int64")
-        return cast(jnp.arange(count, dtype=wide) * cast(int(step), wide) + cast(int(start), wide), dtype)
+        return cast(jnp.arange(count, dtype=wide) * cast(_whole(step), wide) + cast(_whole(start), wide), dtype)
     compute = opmath(dtype)
     return cast(jnp.arange(count, dtype=compute) * cast(step, compute) + cast(start, compute), dtype)
 
@@ -160,11 +165,11 @@ def arange_start_step(start: Bound, end: Bound, step: Bound = 1, *, dtype: DType
     """
     bounds = (start, end, step)
     if dtype is None:
-        dtype = canonical("int64") if all(isinstance(x, int) for x in bounds) else default_float()
+        dtype = default_float() if any(isinstance(x, float) for x in bounds) else canonical("int64")
     dtype = np.dtype(dtype)
     _check_range("arange", start, end, step)
     if category(dtype) < 2:
-        start, end, step = int(start), int(end), int(step)
+        start, end, step = map(_whole, bounds)
         if step == 0:
             raise RuntimeError("arange: step must be nonzero")
         count = -((start - end) // step)

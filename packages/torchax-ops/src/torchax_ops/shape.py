@@ -105,7 +105,7 @@ def expand(self: jax.Array, size: Sequence[int], *, implicit: bool = False) -> j
                 f"The expanded size of the tensor ({want}) must match the existing size ({have}) at non-singleton "
                 f"dimension {i}.  Target sizes: {list(size)}.  Tensor sizes: {list(self.shape)}"
             )
-    if min(shape, default=0) < 0:
+    if any(n < 0 for n in shape):
         raise RuntimeError(
             f"expand(): the expanded size of the tensor ({min(shape)}) isn't allowed in a leading, non-existing "
             f"dimension {shape.index(min(shape))}"
@@ -187,8 +187,13 @@ def _slice_bounds(size: int, start: int | None, end: int | None, step: int) -> t
     """``(first, length)`` of a slice, clamped as PyTorch does; RuntimeError where ``step`` is not positive."""
     if step <= 0:
         raise RuntimeError("slice step must be positive")
-    first, last, _ = builtins.slice(start, end).indices(size)
-    return first, max(0, -(-(last - first) // step))
+
+    def clamped(at: int) -> int:  # for symbolic sizes too (jax.export), which slice.indices does not take
+        return jax.core.max_dim(at + size, 0) if at < 0 else jax.core.min_dim(at, size)
+
+    first = 0 if start is None else clamped(start)
+    last = size if end is None else clamped(end)
+    return first, jax.core.max_dim(0, -(-(last - first) // step))
 
 
 def _slice_of(shape: Sequence[int], dim: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
@@ -208,7 +213,7 @@ def slice(self: jax.Array, dim: int = 0, start: int | None = None, end: int | No
         IndexError: ``dim`` is out of range.
     """
     dim, first, length = _slice_of(self.shape, dim, start, end, step)
-    return lax.slice_in_dim(self, first, first + (length - 1) * step + 1 if length else first, step, dim)
+    return lax.slice_in_dim(self, first, first if length == 0 else first + (length - 1) * step + 1, step, dim)
 
 
 def _traced_start(start: Index | None, size: int, length: int) -> Index:
