@@ -522,7 +522,7 @@ class Functional:
         dtypes = None
         if narrow:
             dtypes = self.wide_dtypes(key, call, args, kwargs)
-            call.arrays = [_narrowed(a, self.func) for a in call.arrays]
+            call.arrays = [transfer.narrowed(a, self.func) for a in call.arrays]
             if not narrow_storage:
                 _refuse_cut(self.func, dtypes)
         with jax.enable_x64(not narrow):
@@ -930,26 +930,6 @@ def _wide_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], encode: Encoder)
                 yield logical if NARROWED.get(logical) == stored else stored
             elif isinstance(t, torch.Tensor):
                 yield TORCH_DTYPE_TO_JAX[t.dtype]
-
-
-def _narrowed(a: Any, func: Any) -> Any:
-    """A 64-bit array as one of 32 bits, for a program that has no 64-bit values.
-
-    Raises:
-        OverflowError: an integer, known now, does not fit.
-    """
-    if not isinstance(a, jax.Array) or np.dtype(a.dtype) not in NARROWED:
-        return a
-    if isinstance(a, _Tracer):
-        return jax.lax.convert_element_type(a, NARROWED[np.dtype(a.dtype)])
-    values = np.asarray(a)  # not by JAX: under the trace that would be a tracer
-    small = values.astype(NARROWED[values.dtype])
-    if small.dtype.kind in "iu" and not (small == values).all():
-        raise OverflowError(
-            f"{func}: a {a.dtype} tensor with values beyond 32 bits enters a JAX program whose x64 flag is off. Use "
-            "torchax.interop.jax_jit, or switch x64 on around it (jax.enable_x64(True))."
-        )
-    return small
 
 
 def _refuse_cut(func: Any, dtypes: Any) -> None:

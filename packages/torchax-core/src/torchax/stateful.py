@@ -130,8 +130,10 @@ def _with_target(op: Any, make: Handler) -> None:
 
     def plan(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         device = kwargs.get("device")
+        like = op.overloadpacket.__name__.endswith("_like")
         if device is not None and not _is_jax(device):
-            return make(*args, **kwargs)
+            out = make(*args, **kwargs)
+            return _laid_out(out, _like_strides(args[0], kwargs)) if like else out
         if not on_jax:
             found = dispatch._registered(op) or dispatch._decomposed(op)
             assert found is not None, op
@@ -141,11 +143,18 @@ def _with_target(op: Any, make: Handler) -> None:
             return to_device(out, torch.device(device))
         if kwargs.get("memory_format") in (None, torch.preserve_format) and not args[0]._noncontiguous:
             return out
-        if op.overloadpacket.__name__.endswith("_like"):
+        if like:
             return dispatch._restride(out, (tuple(out.shape), _like_strides(args[0], kwargs)))
         return out
 
     dispatch.handlers[op] = plan
+
+
+def _laid_out(t: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of another device, with the strides it is to have."""
+    if t.stride() == strides:
+        return t
+    return torch.empty_strided(tuple(t.shape), strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
 def _like(make: Any) -> Handler:
@@ -241,9 +250,7 @@ def _convert(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 def _to_other_device(t: Tensor, dtype: torch.dtype, device: torch.device, memory_format: Any) -> torch.Tensor:
     out = transfer.to_torch(t._value(), t.dtype).to(dtype)
     if t._noncontiguous or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
-        strides = _like_strides(t, {"memory_format": memory_format})
-        if strides != out.stride():
-            out = torch.empty_strided(tuple(t.shape), strides, dtype=dtype).copy_(out)
+        out = _laid_out(out, _like_strides(t, {"memory_format": memory_format}))
     return out if device.type == "cpu" else out.to(device)
 
 

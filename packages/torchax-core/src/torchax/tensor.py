@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from torchax import views
+from torchax import transfer, views
 from torchax.devices import index_of, torch_device
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, TORCH_DTYPE_TO_JAX, j2t_dtype
 from torchax.errors import OperatorNotFound
@@ -100,31 +100,39 @@ class Tensor(torch.Tensor):
         return min(self._value().devices(), key=lambda d: d.id)
 
     def apply_jax(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """``fn(array, *args, **kwargs)`` as tensor(s); tensors among the arguments are passed as arrays."""
-        args, kwargs = jax.tree.map(_elem, (args, kwargs), is_leaf=_is_tensor)
-        return jax.tree.map(Tensor, fn(self._value(), *args, **kwargs))
+        """``fn(array, *args, **kwargs)`` as tensor(s); tensors among the arguments are passed as arrays.
+
+        ``fn`` runs under the caller's own x64 setting. Where that is off, 64-bit arguments reach it in 32 bits.
+
+        Raises:
+            OverflowError: x64 is off and a value does not fit in 32 bits.
+        """
+        self_array, args, kwargs = jax.tree.map(_for_user, (self, args, kwargs), is_leaf=_is_tensor)
+        return jax.tree.map(Tensor, fn(self_array, *args, **kwargs))
 
     def apply_jax_(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-        """Put ``fn(array, *args, **kwargs)`` in this tensor's place; shape and dtype must stay.
+        """Put ``fn(array, *args, **kwargs)`` in this tensor's place; shape and dtype must stay. As `apply_jax` else.
 
         Raises:
             ValueError: ``fn`` changes the shape or the dtype.
         """
-        args, kwargs = jax.tree.map(_elem, (args, kwargs), is_leaf=_is_tensor)
-        old = self._value()
+        old, args, kwargs = jax.tree.map(_for_user, (self, args, kwargs), is_leaf=_is_tensor)
         new = fn(old, *args, **kwargs)
         if new.shape != old.shape or new.dtype != old.dtype:
             raise ValueError(
                 f"apply_jax_: the function made {new.dtype}{list(new.shape)} of {old.dtype}{list(old.shape)}; an "
                 "in-place change keeps shape and dtype"
             )
-        self._write(new)
+        stored = self._box.dtype if self._chain is ROOT else self._value().dtype
+        with wide_for(new):
+            self._write(new if new.dtype == stored else jax.lax.convert_element_type(new, stored))
         return self
 
     def shard_(self, sharding: Any) -> Tensor:
         """Lay the data out over devices as ``sharding`` says (a constraint, under a trace); returns ``self``."""
         place = jax.lax.with_sharding_constraint if isinstance(self._box.array, jax.core.Tracer) else jax.device_put
-        return self.apply_jax_(place, sharding)
+        self._write(place(self._value(), sharding))
+        return self
 
     def _write(self, value: Any) -> None:
         """Replace the view's value. ``value`` has its shape and stored dtype."""
@@ -331,8 +339,12 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor)
 
 
-def _elem(x: Any) -> Any:
-    return x._value() if isinstance(x, Tensor) else x
+def _for_user(x: Any) -> Any:
+    """A tensor as the array that a function written for JAX takes, under the caller's x64 setting."""
+    if not isinstance(x, Tensor):
+        return x
+    wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    return x._value() if wide else jnp.asarray(transfer.narrowed(x._value(), "apply_jax"))
 
 
 def wrap(

@@ -76,6 +76,32 @@ def to_torch(array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     return out if dtype is None or dtype == found else out.to(dtype)
 
 
+def narrowed(a: Any, what: Any) -> Any:
+    """A 64-bit array as one of 32 bits, for a JAX program that has no 64-bit values; anything else as it is.
+
+    Args:
+        a: an array or tracer, or what is none.
+        what: the operator or function that takes it, for the message.
+
+    Raises:
+        OverflowError: a value, known now, does not fit.
+    """
+    if not isinstance(a, jax.Array) or np.dtype(a.dtype) not in NARROWED:
+        return a
+    if isinstance(a, jax.core.Tracer):
+        return jax.lax.convert_element_type(a, NARROWED[np.dtype(a.dtype)])
+    values = np.asarray(a)  # not by JAX: under a trace that would be a tracer
+    with np.errstate(over="ignore"):
+        small = values.astype(NARROWED[values.dtype])
+    fits = small == values if small.dtype.kind in "iu" else np.isfinite(small) == np.isfinite(values)
+    if not fits.all():
+        raise OverflowError(
+            f"{what}: a {a.dtype} tensor with values beyond 32 bits enters a JAX program whose x64 flag is off. Use "
+            "torchax.interop.jax_jit, or switch x64 on around it (jax.enable_x64(True))."
+        )
+    return small
+
+
 def alias_to_array(t: torch.Tensor) -> jax.Array:
     """A ``jax.Array`` over a CPU tensor's own memory (DLPack) where its layout allows, else a copy."""
     t = t.detach()
