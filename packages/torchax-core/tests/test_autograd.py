@@ -265,3 +265,30 @@ def test_attention_with_masks(shapes, mask):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=m, enable_gqa=gqa)
 
     check_grads(attend, q, k, v)
+
+
+VIEWS = {
+    "whole": lambda a: a,
+    "transposed": lambda a: a.mT,
+    "sliced": lambda a: a[..., 1:, :2],
+    "every second row": lambda a: a.repeat_interleave(2, -2)[..., ::2, :],
+    "batch last": lambda a: a.movedim(0, -1).contiguous().movedim(-1, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 1)], ids=str)
+@pytest.mark.parametrize("view", VIEWS)
+def test_determinants_of_views(view, batch, dtype):
+    """PyTorch reads the LU that the forward gives as that of A or of its transpose, by whether A is contiguous."""
+    noise = torch.rand(*batch, 3, 3, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    base = torch.tensor([[1, 2, 4], [3, 1, 0], [0, 2, 1]])  # whose views have positive determinants
+    a = (base + noise / 10).requires_grad_()
+    look = VIEWS[view]
+    check_grads(lambda a: torch.linalg.det(look(a)), a)
+    check_grads(lambda a: torch.linalg.slogdet(look(a))[1], a)
+    check_grads(lambda a: torch.logdet(look(a)), a)
+    primals, tangents = (a.detach(), a.detach() + 1), on_jax(a.detach(), a.detach() + 1)
+    for f in (lambda a: torch.linalg.det(look(a)), lambda a: torch.linalg.slogdet(look(a))[1]):
+        want, got = (torch.func.jvp(f, (x,), (v,))[1] for x, v in (primals, tangents))
+        torch.testing.assert_close(got.cpu(), want)

@@ -76,6 +76,16 @@ def test_transposed_is_the_transpose(stride, padding, dilation, extra, groups):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_complex_are_the_adjoint(transposed):
+    x, w, rest = array(2, 4, 6) + 1j * array(2, 4, 6), array(4, 2, 3) - 2j * array(4, 2, 3), ([2], [1], [1])
+    rest = (*rest, transposed, [int(transposed)], 2)
+    out, vjp = jax.vjp(lambda x, w: convolution(x, w, None, *rest), x, w)  # JAX's is the transpose
+    grad = out + 1j * jnp.conj(out)
+    for got, want in zip(convolution_backward(grad, x, w, None, *rest, (True, True, False)), vjp(jnp.conj(grad))):
+        np.testing.assert_allclose(got, jnp.conj(want), rtol=1e-4, atol=1e-4)
+
+
 def test_output_mask_and_overrideable():
     x, w, rest = array(1, 2, 5), array(3, 2, 3), ((1,), (0,), (1,), False, (0,), 1)
     got = convolution_backward_overrideable(array(1, 3, 3), x, w, *rest, (False, True, False))

@@ -139,6 +139,13 @@ def test_linear_backward():
     assert M.linear_backward(BA, g, B.T, [False, True, False])[::2] == (None, None)
 
 
+def test_linear_backward_of_complex_is_the_adjoint():
+    g, x, w = (rand(*s) + 1j * rand(*s) for s in ((2, 5), (2, 4), (5, 4)))
+    _, vjp = jax.vjp(M.linear, x, w, jnp.ones(5, g.dtype))  # JAX's is the transpose
+    for got, expected in zip(M.linear_backward(x, g, w, [True] * 3), vjp(jnp.conj(g))):
+        close(got, jnp.conj(expected))
+
+
 def test_empty():
     assert M.mm(jnp.ones((2, 0)), jnp.ones((0, 3))).tolist() == [[0] * 3] * 2
     assert M.addmm(jnp.ones(3), jnp.ones((0, 2)), jnp.ones((2, 3))).shape == (0, 3)

@@ -558,7 +558,8 @@ class Functional:
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.op.check is not None
-        self.op.check(*map(_concrete, self.padded(args, kwargs)), **self.concrete(kwargs))
+        with jax.enable_x64(not narrow_storage):
+            self.op.check(*map(_concrete, self.padded(args, kwargs)), **self.concrete(kwargs))
 
     def padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The positional arguments, with the defaults that PyTorch left out."""

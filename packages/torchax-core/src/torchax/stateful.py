@@ -568,6 +568,22 @@ def native_batch_norm(
     return _functional(aten.native_batch_norm.default)(args, {})
 
 
+def _determinant(func: Any) -> None:
+    """A determinant, with the LU that PyTorch's derivatives read: A's own, but its transpose's for a real contiguous A."""
+
+    def plan(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        A = args[0]
+        # torchax_ops, which knows no strides, factors the transpose of all that is real; both have one determinant.
+        flip = A._noncontiguous and not A.is_complex() and A.ndim >= 2
+        return _functional(func)((A.mT, *args[1:]) if flip else args, kwargs)
+
+    dispatch.handlers[func] = plan
+
+
+_determinant(aten._linalg_det.default)
+_determinant(aten._linalg_slogdet.default)
+
+
 @handles(aten.scaled_dot_product_attention.default)
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,

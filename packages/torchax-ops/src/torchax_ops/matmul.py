@@ -244,9 +244,9 @@ def linear_backward(
     rows = tuple(range(self.ndim - 1))
     by_input = by_weight = by_bias = None
     if output_mask[0]:
-        by_input = cast(dot_general(grad_output, weight, ((grad_output.ndim - 1,), (0,))), self.dtype)
+        by_input = cast(dot_general(grad_output, jnp.conj(weight), ((grad_output.ndim - 1,), (0,))), self.dtype)
     if output_mask[1]:
-        by_weight = cast(dot_general(grad_output, self, (rows, rows)), weight.dtype)
+        by_weight = cast(dot_general(grad_output, jnp.conj(self), (rows, rows)), weight.dtype)
     if output_mask[2]:
         by_bias = cast(jnp.sum(cast(grad_output, opmath(grad_output.dtype)), axis=rows), weight.dtype)
     return by_input, by_weight, by_bias

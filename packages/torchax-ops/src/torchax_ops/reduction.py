@@ -354,9 +354,9 @@ def _norm(x: jax.Array, p: float, dims: tuple[int, ...], keepdim: bool) -> jax.A
     if p == 2:
         square = jnp.square(x.real) + jnp.square(x.imag) if is_complex(x) else jnp.square(x)
         return _root(total(square))
+    if math.isinf(p):  # of what `abs` gives, to the bit: PyTorch's backward seeks the elements that equal the norm
+        return (jnp.max if p > 0 else jnp.min)(jnp.abs(x), axis=dims, keepdims=keepdim)
     size = _magnitude(x)
-    if math.isinf(p):
-        return (jnp.max if p > 0 else jnp.min)(size, axis=dims, keepdims=keepdim)
     if p == 1:
         return total(size)
     zero = jnp.zeros((), size.dtype)

@@ -209,6 +209,7 @@ def convolution_backward(
         _expand(dilation, n, "dilation"),
     )
     grad_input = grad_weight = grad_bias = None
+    input, weight = jnp.conj(input), jnp.conj(weight)  # the adjoint of a complex map
     # The transposed map swaps the roles of input and gradient.
     small, large = (input, grad_output) if transposed else (grad_output, input)
     pads = [
