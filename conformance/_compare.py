@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.testing._comparison import default_tolerances
 from torch.utils._pytree import tree_map
 
 _WIDE = {True: torch.complex128, False: torch.float64}
@@ -48,8 +49,12 @@ def close(
     got, want = (t.detach().cpu().resolve_conj().resolve_neg() for t in (got, want))
     if bound == "phase":
         got, want = got.abs(), want.abs()
+    tolerance = bound if isinstance(bound, dict) else {}
+    if bound == "tight":
+        rtol, atol = default_tolerances(got, want)
+        tolerance = {"rtol": rtol / 4, "atol": atol / 4}
     try:
-        torch.testing.assert_close(got, want, equal_nan=True, **(bound if isinstance(bound, dict) else {}))
+        torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
     except AssertionError as error:
         if bound == "float64" and isinstance(truth, torch.Tensor):
             return _as_near(got, want, truth, where)
@@ -96,7 +101,11 @@ def _same_picks(got: torch.Tensor, want: torch.Tensor, source: torch.Tensor, whe
 def describe(x: Any) -> str:
     """An argument in a few words: dtype and shape of a tensor, ``n`` if noncontiguous."""
     if isinstance(x, torch.Tensor):
-        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{'' if x.is_contiguous() else 'n'}"
+        if x.layout != torch.strided:
+            kind = str(x.layout).removeprefix("torch.")
+        else:
+            kind = "" if x.is_contiguous() else "n"
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{kind}"
     if isinstance(x, (list, tuple)):
         return "[" + ", ".join(map(describe, x)) + "]"
     return repr(x)

@@ -40,6 +40,9 @@ class Known:
     witness: str
 
 
+TIGHT = Known("", (), (), "tight", "a quarter of the default tolerance", "")
+
+
 def load(path: Path = FILE) -> list[Known]:
     """All entries.
 

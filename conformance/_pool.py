@@ -29,7 +29,12 @@ def _work(connection: Connection, samples: int, suites: str) -> None:
     for unit in iter(connection.recv, None):
         for check in unit.checks:
             connection.send(("start", check, None))
-            connection.send(("rows", check, module.execute(unit, check, samples)))
+            try:
+                rows = module.execute(unit, check, samples)
+            except Exception as error:  # of the suite, not of a sample: the others go on
+                text = f"{type(error).__name__}: {error}"
+                rows = [Row(unit.suite, unit.name, unit.dtype, check, "crash", faults=(text[:400],))]
+            connection.send(("rows", check, rows))
         connection.send(("idle", "", _memory() > MEMORY))
 
 
