@@ -12,7 +12,8 @@ FILE = Path(__file__).with_name("exceptions.toml")
 CHECKS = {
     "forward": "", "grad": "", "inplace": "", "out": "", "views": "", "errors": "", "random": "",
     "edges": "forward", "jit": "forward", "vmap": "forward", "eager": "forward", "jvp": "grad", "gradgrad": "grad",
-    "train": "", "eval": "", "step": "",
+    "train": "", "eval": "", "train_grad": "", "eval_grad": "", "step": "", "foreach": "step", "fused": "step",
+    "capturable": "step", "distribution": "", "repeats": "",
 }  # fmt: skip
 BOUNDS = frozenset({"float64", "ties", "phase", "shape", "differs"})
 

@@ -140,3 +140,12 @@ def reference(sample: Sample, fn: Callable[..., Any] | None = None) -> Any:
 def truth_of(sample: Sample, fn: Callable[..., Any] | None = None) -> Any:
     exact = sample.exact()
     return exact and exact.run(fn)
+
+
+def raises(fn: Callable[[], Any], expected: Exception) -> None:
+    """The device raises what CPU raised: the same type, or one that is both."""
+    _, error = attempt(fn)
+    kind = type(expected).__name__
+    assert error is not None, f"no error where CPU raises {kind}: {str(expected)[:100]}"
+    got = f"{type(error).__name__} ({str(error)[:120]})"
+    assert isinstance(error, type(expected)), f"{got}, not {kind}: {str(expected)[:100]}"

@@ -32,21 +32,27 @@ def entries(patterns: list[str], part: str = "") -> Iterator[Any]:
     return iter(found[first::step])
 
 
-def _all(op: Any, dtype: torch.dtype, requires_grad: bool, seed: int = 0) -> list[Any]:
+def seed_all(seed: int) -> None:
+    """Seed every generator that PyTorch's tests draw their inputs from."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def _all(op: Any, dtype: torch.dtype, requires_grad: bool, seed: int = 0) -> list[Any]:
+    seed_all(seed)
     return list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
 
 
-def _spread(found: list[Any], count: int) -> list[Any]:
+def spread(found: list[Any], count: int) -> list[Any]:
+    """At most ``count`` elements, evenly over all."""
     step = max(1, len(found) / count)
     return [found[int(i * step)] for i in range(min(count, len(found)))]
 
 
 def samples(op: Any, dtype: torch.dtype, count: int, requires_grad: bool = False, seed: int = 0) -> list[Any]:
     """At most ``count`` of an entry's CPU samples, spread evenly over all of them; always the same ones for a seed."""
-    return _spread(_all(op, dtype, requires_grad, seed), count)
+    return spread(_all(op, dtype, requires_grad, seed), count)
 
 
 def edges(op: Any, dtype: torch.dtype, count: int) -> list[Any]:
@@ -54,4 +60,4 @@ def edges(op: Any, dtype: torch.dtype, count: int) -> list[Any]:
     found = [s for s in _all(op, dtype, False) if isinstance(s.input, torch.Tensor)]
     scalars = [s for s in found if s.input.dim() == 0]
     empty = [s for s in found if s.input.numel() == 0]
-    return _spread(scalars, count) + _spread(empty, count)
+    return spread(scalars, count) + spread(empty, count)

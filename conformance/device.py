@@ -14,7 +14,7 @@ errors   `op_db`'s error inputs raise the same type
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 import transforms
 from _compare import call, short
 from _exceptions import TIGHT, Known, find
-from _sample import DEVICE, Sample, Skip, attempt, reference, same, tensors, truth_of, values
+from _sample import DEVICE, Sample, Skip, attempt, raises, reference, same, tensors, truth_of, values
 from _samples import edges, samples
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -35,7 +35,7 @@ def check_forward(sample: Sample) -> None:
         raise Skip("a kernel of CPU that takes contiguous tensors only")
     ours = sample.on(DEVICE)
     if error is not None:
-        _raises(lambda: ours.run(), error)
+        raises(lambda: ours.run(), error)
         return
     ours.random = cpu.random
     exact = sample.exact()
@@ -51,7 +51,7 @@ def check_inplace(sample: Sample) -> None:
     cpu, ours = sample.on("cpu"), sample.on(DEVICE)
     want, error = reference(cpu, variant)
     if error is not None:
-        _raises(lambda: ours.run(variant), error)
+        raises(lambda: ours.run(variant), error)
         return
     if sample.broadcasts:
         raise Skip("CPU accepts by accident what PyTorch's own tests leave out")
@@ -138,15 +138,6 @@ def check_views(sample: Sample) -> None:
             same(got, want, ours, f"view after its {direction} is written: ")
 
 
-def _raises(fn: Callable[[], Any], expected: Exception) -> None:
-    """The device raises what CPU raised: the same type, or one that is both."""
-    _, error = attempt(fn)
-    kind = type(expected).__name__
-    assert error is not None, f"no error where CPU raises {kind}: {str(expected)[:100]}"
-    got = f"{type(error).__name__} ({str(error)[:120]})"
-    assert isinstance(error, type(expected)), f"{got}, not {kind}: {str(expected)[:100]}"
-
-
 def check_random(sample: Sample) -> None:
     cpu, ours = sample.on("cpu"), sample.on(DEVICE)
     _, error = reference(cpu)
@@ -199,7 +190,7 @@ def check_errors(sample: Sample) -> None:
     if error is None:
         raise Skip("CPU accepts it")
     ours = sample.on(DEVICE)
-    _raises(lambda: ours.run(), error)
+    raises(lambda: ours.run(), error)
 
 
 BODIES = SAMPLED | {"errors": check_errors}
@@ -212,12 +203,8 @@ ALL = 10_000  # more samples than any entry has
 
 @dataclass
 class Result:
-    """One entry, dtype and check: how many samples passed, how many of these only by a known exception, what failed."""
+    """How many samples passed, how many of these only by a known exception, and what failed."""
 
-    op: str
-    dtype: str
-    check: str
-    known: Known | None = None
     passed: int = 0
     excepted: int = 0
     faults: list[str] = field(default_factory=list)
@@ -283,22 +270,26 @@ def check_one(body: Callable[[Sample], None], sample: Sample, known: Known | Non
     return True
 
 
-def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known]) -> Result:
-    """One check of one entry in one dtype, on at most ``count`` samples."""
-    name = str(dtype).removeprefix("torch.")
-    result = Result(op.formatted_name, name, check, find(known, op.formatted_name, name, check))
-    if not applies(op, dtype, check):
-        return result
-    body = BODIES[check]
-    for sample in inputs(op, dtype, check, count):
+def tally(cases: Iterable[tuple[Sample, Callable[[Sample], None]]], known: Known | None) -> Result:
+    """How samples fare, each with what checks it."""
+    result = Result()
+    for sample, body in cases:
         try:
-            result.excepted += check_one(body, sample, result.known)
+            result.excepted += check_one(body, sample, known)
             result.passed += 1
         except Skip:
             continue
         except Exception as error:  # any error is this sample's fault
             result.faults.append(f"{call((sample.input, *sample.args), sample.kwargs)}: {short(error)}")
     return result
+
+
+def run(op: Any, dtype: torch.dtype, check: str, count: int, known: list[Known]) -> Result:
+    """One check of one entry in one dtype, on at most ``count`` samples."""
+    if not applies(op, dtype, check):
+        return Result()
+    exception = find(known, op.formatted_name, str(dtype).removeprefix("torch."), check)
+    return tally(((sample, BODIES[check]) for sample in inputs(op, dtype, check, count)), exception)
 
 
 def needs_exception(op: Any, dtype: torch.dtype, check: str) -> bool:

@@ -23,13 +23,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 Grads = list[torch.Tensor | None]
 
 
-def _directions(like: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
+def directions(like: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
     """A random tensor on CPU for each, drawn in float64 and rounded to its dtype."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(x.shape, generator=generator, dtype=wide_dtype(x.dtype)).to(x.dtype) for x in like]
 
 
-def _as(seeds: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.Tensor]:
+def on(seeds: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.Tensor]:
     """Seeds with the dtypes and on the devices of what they are for."""
     return [s.detach().to(x.device, x.dtype) for s, x in zip(seeds, like, strict=True)]
 
@@ -54,7 +54,8 @@ def _reference(sample: Sample) -> tuple[Sample, list[torch.Tensor]]:
     return cpu, outs
 
 
-def _compare(sample: Sample, found: Grads, wanted: Grads, truths: Grads, what: str) -> None:
+def compare(sample: Sample, found: Grads, wanted: Grads, truths: Grads, what: str) -> None:
+    """Raise an AssertionError where derivatives are not CPU's."""
     assert len(found) == len(wanted), f"{len(found)} {what}s, not {len(wanted)}"
     for i, (g, w, t) in enumerate(zip(found, wanted, truths, strict=True)):
         where = f"{what} {i}: "
@@ -74,14 +75,14 @@ def _check(sample: Sample, derive: Callable[[Sample, list[torch.Tensor]], Grads]
     assert len(got) == len(outs), f"{len(got)} results require a gradient, not {len(outs)}"
     exact = sample.exact()
     truths = derive(exact, _outputs(exact, exact.run())) if exact else [None] * len(wanted)
-    _compare(ours, derive(ours, got), wanted, truths, what)
+    compare(ours, derive(ours, got), wanted, truths, what)
 
 
 def check_grad(sample: Sample) -> None:
     narrow = _reference(sample)[1]
 
     def derive(one: Sample, outs: list[torch.Tensor]) -> Grads:
-        seeds = _as(_directions(narrow, 0), outs)
+        seeds = on(directions(narrow, 0), outs)
         return list(torch.autograd.grad(outs, _inputs(one), seeds, allow_unused=True))
 
     _check(sample, derive, "gradient")
@@ -93,13 +94,13 @@ def check_gradgrad(sample: Sample) -> None:
 
     def derive(one: Sample, outs: list[torch.Tensor]) -> Grads:
         inputs = _inputs(one)
-        seeds = [s.requires_grad_() for s in _as(_directions(narrow, 0), outs)]
+        seeds = [s.requires_grad_() for s in on(directions(narrow, 0), outs)]
         first = torch.autograd.grad(outs, inputs, seeds, allow_unused=True, create_graph=True)
         kept = [(g, n) for g, n in zip(first, narrow_inputs) if g is not None and g.requires_grad]
         if not kept:
             return []
         first, like = map(list, zip(*kept))
-        again = _as(_directions(like, 1), first)
+        again = on(directions(like, 1), first)
         return list(torch.autograd.grad(first, [*inputs, *seeds], again, allow_unused=True))
 
     _check(sample, derive, "second gradient")
@@ -110,10 +111,10 @@ def check_jvp(sample: Sample) -> None:
     _, error = reference(cpu)
     if error is not None or cpu.random or not _inputs(cpu):
         raise Skip("nothing to compare")
-    tangents = _directions(_inputs(cpu), 0)
+    tangents = directions(_inputs(cpu), 0)
 
     def derive(one: Sample) -> Grads:
-        seeds = iter(_as(tangents, _inputs(one)))
+        seeds = iter(on(tangents, _inputs(one)))
 
         def dual(x: Any) -> Any:
             given = isinstance(x, torch.Tensor) and x.requires_grad
@@ -130,7 +131,7 @@ def check_jvp(sample: Sample) -> None:
     exact = sample.exact()
     truths = derive(exact.on("cpu", True)) if exact else [None] * len(wanted)
     ours = sample.on(DEVICE, True)
-    _compare(ours, derive(ours), wanted, truths, "tangent")
+    compare(ours, derive(ours), wanted, truths, "tangent")
 
 
 def _on_tensors(sample: Sample) -> tuple[Callable[[list[torch.Tensor]], Any], list[torch.Tensor]]:
