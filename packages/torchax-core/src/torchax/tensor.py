@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -185,10 +186,10 @@ class Tensor(torch.Tensor):
         return self._box.address + int(self.storage_offset()) * self.element_size()
 
     def untyped_storage(self) -> StorageIdentity:  # type: ignore[override]
-        return StorageIdentity(self._box, self.device)
+        return identity_of(self._box, self.device)
 
     def storage(self) -> StorageIdentity:  # type: ignore[override]
-        return StorageIdentity(self._box, self.device)
+        return identity_of(self._box, self.device)
 
     _typed_storage = storage
 
@@ -299,7 +300,7 @@ class StorageIdentity:
     equal where they are of one storage.
     """
 
-    __slots__ = ("_box", "device")
+    __slots__ = ("__weakref__", "_box", "device")
 
     def __init__(self, box: Storage, device: torch.device) -> None:
         self._box = box
@@ -328,6 +329,18 @@ class StorageIdentity:
 
     def __repr__(self) -> str:
         return f"<storage of {self.nbytes()} bytes on {self.device}>"
+
+
+# While one is alive, a storage has no other: PyTorch's fake tensors know storages by their Python objects.
+_identities: weakref.WeakValueDictionary[int, StorageIdentity] = weakref.WeakValueDictionary()
+
+
+def identity_of(box: Storage, device: torch.device) -> StorageIdentity:
+    """The identity of a storage."""
+    found = _identities.get(box.address)
+    if found is None:
+        found = _identities[box.address] = StorageIdentity(box, device)
+    return found
 
 
 _write_view = jax.jit(

@@ -45,8 +45,8 @@ _ON_SIZES: dict[Any, Callable[..., Any]] = {
 
 def find(func: Any) -> Op | None:
     """The function on arrays that runs an operator on the device: the user's, or the registered one."""
-    mine = dispatch.overrides.get(func)
-    return mine.op if isinstance(mine, dispatch.Functional) else torchax_ops.lookup(schema.schema_name(func))
+    mine = getattr(dispatch.overrides.get(func), "op", None)
+    return mine or torchax_ops.lookup(schema.schema_name(func))
 
 
 def operators(module: torch.nn.Module) -> Iterator[Any]:

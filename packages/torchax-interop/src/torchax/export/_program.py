@@ -6,13 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import sympy
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as torch_pytree
+from torch.utils._sympy.numbers import int_oo
 
 from torchax import dispatch, transfer
 from torchax.dtypes import TORCH_DTYPE_TO_JAX
-from torchax.export import _graph, _symbols
+from torchax.export import _graph
+from torchax.interop import _sizes
+from torchax.interop._x64 import wide
 from torchax.tensor import Tensor
 
 Arrays = Sequence[Any]
@@ -114,9 +118,9 @@ class _Program:
         inputs = self.flat_inputs(args, kwargs)
         traced = any(isinstance(x, jax.core.Tracer) for x in (*state, *inputs))
         # Under a trace of the caller's with x64 off, 64-bit values are 32-bit ones, as everywhere in torchax.
-        wide = bool(jax.config.jax_enable_x64) or not traced  # type: ignore[attr-defined]
-        with jax.enable_x64(wide):
-            held = [x if wide else dispatch._narrowed(x, "an exported program") for x in (*state, *inputs)]
+        keep = bool(jax.config.jax_enable_x64) or not traced  # type: ignore[attr-defined]
+        with wide() if keep else jax.enable_x64(False):
+            held = [x if keep else dispatch._narrowed(x, "an exported program") for x in (*state, *inputs)]
             out = _graph.OnArrays(self.module).run(*held)
             return self.results(out, list(held[: len(state)]))
 
@@ -172,6 +176,17 @@ def exported_program_to_stateful_jax(
     return program.arrays(), program.run
 
 
+def _scope_of(ranges: Any) -> jax.export.SymbolicScope:
+    """A scope with the ranges of an exported program's sizes (``ep.range_constraints``) as its constraints."""
+    constraints = []
+    for expr, found in ranges.items():
+        if found.lower > 1:  # jax.export takes every size to be 1 at least
+            constraints.append(f"{_sizes.text(expr)} >= {found.lower}")
+        if found.upper not in (int_oo, sympy.oo):
+            constraints.append(f"{_sizes.text(expr)} <= {found.upper}")
+    return jax.export.SymbolicScope(constraints)
+
+
 def extract_avals(ep: torch.export.ExportedProgram) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The shape and dtype of each array that an exported program takes, in order; sizes that vary are symbolic.
 
@@ -181,7 +196,7 @@ def extract_avals(ep: torch.export.ExportedProgram) -> tuple[jax.ShapeDtypeStruc
         NotImplementedError: an input is a number that varies, or a size is an expression that ``jax.export`` has not.
     """
     nodes = {node.name: node for node in ep.graph.nodes if node.op == "placeholder"}
-    scope = _symbols.scope_of(ep.range_constraints)
+    scope = _scope_of(ep.range_constraints)
     avals = []
     for spec in ep.graph_signature.input_specs:
         if spec.kind is not InputKind.USER_INPUT or isinstance(spec.arg, ConstantArgument):
@@ -192,9 +207,7 @@ def extract_avals(ep: torch.export.ExportedProgram) -> tuple[jax.ShapeDtypeStruc
                 "a tensor whose shape it is"
             )
         val = nodes[spec.arg.name].meta["val"]
-        sizes = [str(n) if isinstance(n, int) else _symbols.text(n.node.expr) for n in val.shape]
-        shape = jax.export.symbolic_shape(f"({', '.join(sizes)}{',' if sizes else ''})", scope=scope)
-        avals.append(jax.ShapeDtypeStruct(shape, TORCH_DTYPE_TO_JAX[val.dtype]))
+        avals.append(jax.ShapeDtypeStruct(_sizes.in_scope(val.shape, scope), TORCH_DTYPE_TO_JAX[val.dtype]))
     return tuple(avals)
 
 
@@ -218,6 +231,6 @@ def exported_program_to_stablehlo(
     def run(weights: list[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         return fn([*held, *weights], args)
 
-    with jax.enable_x64(True):
+    with wide():
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in taken]
         return taken, jax.export.export(jax.jit(run))(shapes, extract_avals(ep))
