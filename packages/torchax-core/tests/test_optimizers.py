@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchax  # noqa: F401
@@ -198,19 +198,34 @@ def test_foreach_is_the_default_on_the_device(name):
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.1, total_iters=2), lr_scheduler.ExponentialLR(o, 0.9)], optimizer=o
+    ),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.25, total_iters=3),
     "StepLR": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
     "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
     "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, cycle_momentum=False),
     "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.8),
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 3], 0.5),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
     "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
     "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 10),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=0.5),
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, total_iters=3), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[3]
     ),
+    "SWALR": lambda o: SWALR(o, 0.01, anneal_epochs=4),
 }
+
+
+def test_the_table_names_every_schedule():
+    named = {
+        n for n, c in vars(lr_scheduler).items() if isinstance(c, type) and issubclass(c, lr_scheduler.LRScheduler)
+    }
+    assert {n for n in named if n.lstrip("_") != "LRScheduler"} <= set(SCHEDULES)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
