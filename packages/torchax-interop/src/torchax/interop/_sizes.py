@@ -66,7 +66,7 @@ _FUNCTIONS = {"floordiv": operator.floordiv, "mod": operator.mod, "max": torch.s
 @contextmanager
 def symbolic(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[list[tuple[Any, ...]], Callable[[Any], Any]]]:
     """The tensors' shapes as ``jax.export``'s, and the function that takes a size computed from them back to PyTorch's."""
-    sizes: list[Any] = [n for t in tensors for n in t.shape if type(n) is torch.SymInt]
+    sizes: list[Any] = [n for t in tensors for n in list[Any](t.shape) if isinstance(n, torch.SymInt)]
     known = {
         str(s): torch.SymInt(SymNode(s, n.node.shape_env, int, None)) for n in sizes for s in n.node.expr.free_symbols
     }
