@@ -12,7 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as torch_pytree
 from torch.utils._sympy.numbers import int_oo
 
-from torchax import dispatch, transfer
+from torchax import transfer
 from torchax.dtypes import TORCH_DTYPE_TO_JAX
 from torchax.export import _graph
 from torchax.interop import _sizes
@@ -120,7 +120,7 @@ class _Program:
         # Under a trace of the caller's with x64 off, 64-bit values are 32-bit ones, as everywhere in torchax.
         keep = bool(jax.config.jax_enable_x64) or not traced  # type: ignore[attr-defined]
         with wide() if keep else jax.enable_x64(False):
-            held = [x if keep else dispatch._narrowed(x, "an exported program") for x in (*state, *inputs)]
+            held = [x if keep else transfer.narrowed(x, "an exported program") for x in (*state, *inputs)]
             out = _graph.OnArrays(self.module).run(*held)
             return self.results(out, list(held[: len(state)]))
 
