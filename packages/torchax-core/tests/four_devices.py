@@ -192,6 +192,38 @@ def test_writes_stay_on_the_device():
     assert on(1, z)
 
 
+# Writes that read nothing of what was there: their programs would answer on JAX's default device.
+BLIND = [
+    lambda t: t.zero_(),
+    lambda t: t.fill_(2),
+    lambda t: t.fill_(torch.tensor(2.0)),
+    lambda t: t.copy_(torch.ones(4, 2)),
+    lambda t: t.normal_(),
+    lambda t: torch._foreach_zero_([t]),
+    lambda t: torch._foreach_copy_([t], [torch.ones(4, 2)]),
+    lambda t: t.masked_fill_(torch.tensor(True), 3),
+    lambda t: t[:, :1].mul_(0),
+    lambda t: t.t().fill_(1),
+    lambda t: t.mul_(0).add_(1),
+    lambda t: torch.ones(4, 2, out=t),
+    lambda t: torch.full((4, 2), 3.0, out=t),
+    lambda t: torch.nn.init.uniform_(t),
+    lambda t: t.set_(t.clone()),
+]
+
+
+@pytest.mark.parametrize("write", BLIND, ids=[f"line{w.__code__.co_firstlineno}" for w in BLIND])
+def test_what_is_overwritten_stays_where_it_was(write: Any):
+    t = torch.ones(4, 2, device=A)
+    sharded = Tensor(jax.device_put(jnp.ones((4, 2)), jax.NamedSharding(MESH, jax.P("d"))))
+    empty = torch.empty(4, 2, device=A)
+    with jax.default_device(jax.devices()[3]):
+        for one in (t, sharded, empty):
+            write(one)
+    assert on(1, t, empty)
+    assert len(sharded.jax().sharding.device_set) == 4
+
+
 # --- autograd --------------------------------------------------------------------------------------------------------
 
 

@@ -207,7 +207,7 @@ class Encoder:
         call = Call()
         key, arrays = call.key, call.arrays
         if devices.several():
-            _check_one_device(self.func, args, kwargs)
+            call.device = _one_device(self.func, args, kwargs)
         for kind, a in zip(self.positional, args, strict=False):
             if type(a) is Tensor:
                 box = a._box
@@ -293,25 +293,31 @@ class Encoder:
         if a.device.type != "cpu" or not mixes:
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
-                f"jax:0 and {a.device}! (when checking a tensor of shape {list(a.shape)} in {self.func})"
+                f"{call.device or 'jax:0'} and {a.device}! (when checking a tensor of shape {list(a.shape)} in {self.func})"
             )
         call.arrays.append(transfer.to_array(a, narrow=narrow_storage))
         call.key.append(ROOT)
 
 
-def _check_one_device(func: Any, args: Any, kwargs: Any) -> None:
-    """Uncommitted arrays of ``jax:0`` would mix with those of another device.
+def _one_device(func: Any, args: Any, kwargs: Any) -> torch.device | None:
+    """The device of a call's tensors. JAX would let uncommitted arrays, those of ``jax:0``, mix with another device's.
 
     Raises:
         RuntimeError: the tensors are on more than one.
     """
-    found = {t.device.index or 0 for t in _flat([*args, *kwargs.values()]) if isinstance(t, Tensor) and t.ndim}
+    found = {t.device.index or 0 for t in _flat([*args, *kwargs.values()]) if isinstance(t, Tensor)}
     if len(found) > 1:
         a, b = sorted(found)[:2]
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, jax:{a} and jax:{b}! "
             f"({func} was given {describe_call(args, kwargs)})"
         )
+    return devices.torch_device(found.pop()) if found else None
+
+
+def _device_among(args: Any, kwargs: Any) -> torch.device:
+    """The device of the first ``jax`` tensor among a call's arguments."""
+    return next(t.device for t in _flat([*args, *kwargs.values()]) if isinstance(t, Tensor))
 
 
 def _index_from_cpu(index: Any) -> Any:
@@ -647,8 +653,9 @@ class InPlace(Functional):
         call = self.encode(args, kwargs)
         outs, _ = self.invoke(call, args, kwargs)
         fresh, arrays = outs
+        spread = devices.several()
         for t, array in zip(targets, arrays, strict=True):
-            t._box.array = array
+            t._box.array = t._box.settled(array) if spread else array
         return self.results([wrap(f, call.device or devices.torch_device(0)) for f in fresh], args, kwargs)
 
     def one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -681,8 +688,8 @@ class InPlace(Functional):
         for t in found:
             if not isinstance(t, Tensor):
                 raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two devices, jax:0 and "
-                    f"{t.device}! ({self.func} cannot write a tensor on {t.device} from 'jax' tensors)"
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    f"{_device_among(args, kwargs)} and {t.device}! ({self.func} cannot write a tensor on {t.device})"
                 )
         return found
 
@@ -713,7 +720,8 @@ class InPlace(Functional):
             return (result, state) if op.key else result
 
         fn.__name__ = fn.__qualname__ = self.name
-        return jax.jit(fn, inline=True)
+        # What is only overwritten is kept too: it says on which devices to compute.
+        return jax.jit(fn, inline=True, keep_unused=True)
 
     def wide_dtypes(self, key: tuple[Any, ...], call: Call, args: Any, kwargs: Any) -> Any:
         return None  # what is written keeps its dtype
@@ -833,7 +841,7 @@ def _run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, An
     for out in _flat(outs):
         if not isinstance(out, Tensor):
             raise RuntimeError(
-                f"Expected out tensor to have device jax:0, but got {out.device} instead ({func}: move out= to 'jax')"
+                f"Expected out tensor to have device {_device_among(args, kwargs)}, but got {out.device} instead ({func})"
             )
     tensors = any(isinstance(a, torch.Tensor) for a in _flat([*args, *given.values()]))
     accepted = {a.name for a in source._schema.arguments}

@@ -320,6 +320,15 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     return self
 
 
+@handles(aten._foreach_copy_.default)
+def foreach_copy_(self: list[Tensor], src: list[torch.Tensor], non_blocking: bool = False) -> None:
+    if len(self) == len(src) and any(t.device != s.device for t, s in zip(self, src, strict=True)):
+        for t, s in zip(self, src, strict=True):
+            t.copy_(s)
+    else:
+        _plan_of(aten._foreach_copy_.default)((self, src), {})
+
+
 def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """PyTorch's own copy between a CPU and a ``jax`` tensor, where it calls below the Python key."""
     if isinstance(dst, Tensor):
@@ -549,6 +558,14 @@ def nested_tensor_from_mask_left_aligned(t: Tensor, mask: Tensor) -> bool:
 
 
 # --- operators that write, or choose, without saying so ---------------------------------------------------------------
+
+
+@functools.cache
+def _plan_of(func: Any) -> dispatch.Plan:
+    """The plan that an operator would have without its handler."""
+    plan = dispatch._registered(func) or dispatch._writing(func)
+    assert plan is not None, func
+    return plan
 
 
 @functools.cache

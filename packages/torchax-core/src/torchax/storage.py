@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torchax import devices
+
 # Addresses are identities, never dereferenced. They start above what an allocator would return first, are aligned as
 # real ones are, and do not overlap, so that "do these two share memory?" has PyTorch's answer.
 _address_lock = threading.Lock()
@@ -50,6 +52,25 @@ class Storage:
             # device=None inside a trace would make a tracer; an empty storage made before it must not hold one.
             self.array = jnp.zeros(shape, dtype, device=device)
         return self.array
+
+    def settled(self, array: Any) -> Any:
+        """An array to take the place of this storage's own, on the device or devices where that one is.
+
+        A program that reads nothing of what it overwrites (``zero_``) answers on JAX's default device.
+        """
+        if not devices.several() or isinstance(array, jax.core.Tracer):
+            return array
+        try:
+            old = object.__getattribute__(self, "array")
+        except AttributeError:
+            place = self._empty[2]
+            here = place is None or array.devices() == {place}
+        else:
+            if isinstance(old, jax.core.Tracer):
+                return array
+            place = old.sharding
+            here = array.sharding.device_set == place.device_set
+        return array if here else jax.device_put(array, place)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -74,6 +74,10 @@ class Tensor(torch.Tensor):
             plan = build_plan(func)
         return plan(args, kwargs or _NO_KWARGS)
 
+    def new_tensor(self, data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        # PyTorch asks the device guard for the current device, which a Python backend's guard does not know.
+        return super().new_tensor(data, device=self.device if device is None else device, **kwargs)
+
     # --- the JAX side -----------------------------------------------------------------------------------------------
 
     def _value(self) -> Any:
@@ -126,22 +130,21 @@ class Tensor(torch.Tensor):
             )
         stored = self._box.dtype if self._chain is ROOT else self._value().dtype
         with wide_for(new):
-            self._write(new if new.dtype == stored else jax.lax.convert_element_type(new, stored))
+            self._write(new if new.dtype == stored else jax.lax.convert_element_type(new, stored), moves=True)
         return self
 
     def shard_(self, sharding: Any) -> Tensor:
         """Lay the data out over devices as ``sharding`` says (a constraint, under a trace); returns ``self``."""
         place = jax.lax.with_sharding_constraint if isinstance(self._box.array, jax.core.Tracer) else jax.device_put
-        self._write(place(self._value(), sharding))
+        self._write(place(self._value(), sharding), moves=True)
         return self
 
-    def _write(self, value: Any) -> None:
-        """Replace the view's value. ``value`` has its shape and stored dtype."""
-        if self._chain is ROOT:
-            self._box.array = value
-        else:
+    def _write(self, value: Any, moves: bool = False) -> None:
+        """Replace the view's value. ``value`` has its shape and stored dtype; ``moves``: it takes the storage to its device."""
+        if self._chain is not ROOT:
             with wide_for(value):
-                self._box.array = _write_view(self._chain, self._box.array, self._operands, value)
+                value = _write_view(self._chain, self._box.array, self._operands, value)
+        self._box.array = value if moves else self._box.settled(value)
 
     def __jax_array__(self) -> jax.Array:  # type: ignore[name-defined]
         return self._value()
