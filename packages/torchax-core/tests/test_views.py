@@ -788,3 +788,38 @@ def test_indices_and_starts_do_not_compile_again():
         assert not compiled
     finally:
         jax.monitoring.clear_event_listeners()
+
+
+# No views to autograd, but of the same memory.
+UNSAFE = [lambda x: torch.unsafe_split(x, 3), lambda x: torch.unsafe_chunk(x, 2, 1)]
+
+
+@pytest.mark.parametrize("split", UNSAFE, ids=["split", "chunk"])
+def test_unsafe_splits_share_memory(split: View):
+    def body(device: str) -> Any:
+        x = ramp(device, *MATRIX)
+        parts = split(x)
+        parts[1].mul_(-2)
+        x.add_(1)
+        return x, parts
+
+    check(body)
+
+
+def test_as_strided_variants_read_the_storage_not_the_view():
+    def body(device: str) -> Any:
+        x = ramp(device, *MATRIX)
+        row = x[:, 1:5:2]
+        scattered = torch.as_strided_scatter(row, torch.zeros(2, 2).to(device), (2, 2), (3, 1), 1)
+        return torch.as_strided_copy(row, (2, 3), (4, 1), 1), scattered, scattered.stride(), x
+
+    check(body)
+
+
+def test_out_lists_of_copies_of_views():
+    def body(device: str) -> Any:
+        outs = [torch.empty(0, device=device) for _ in range(4)]
+        assert torch.unbind_copy(ramp(device, *MATRIX), out=outs) is None
+        return outs
+
+    check(body)

@@ -866,6 +866,8 @@ def _run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, An
         with wide_for(result._box.array):
             fitted = _fit(result._value(), _shaped(out), func)
         out._write(fitted)
+    if not func._schema.returns:
+        return None
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 

@@ -428,6 +428,30 @@ def as_strided(self: Tensor, size: Any, stride: Any, storage_offset: int | None 
     return view_on(self._box, _strided_view(self, size, stride, storage_offset), self.device)
 
 
+# For PyTorch they are no views, but they share memory all the same.
+for _unsafe, _view in (
+    (aten.unsafe_split.Tensor, aten.split.Tensor),
+    (aten.unsafe_split_with_sizes.default, aten.split_with_sizes.default),
+):
+    dispatch.handlers[_unsafe] = functools.partial(run, _view)
+
+
+@handles(aten.as_strided_copy.default)
+def as_strided_copy(self: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
+    return as_strided(self, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
+
+
+@handles(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    self: Tensor, src: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> Tensor:
+    box = Storage(self._box.array)
+    box.strides = self._box.strides
+    out = view_on(box, view_of(self), self.device)
+    _copy(as_strided(out, size, stride, storage_offset), src)
+    return out
+
+
 @handles(aten.as_strided_.default)
 def as_strided_(self: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> Tensor:
     view = _strided_view(self, size, stride, storage_offset)

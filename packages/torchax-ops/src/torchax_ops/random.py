@@ -210,7 +210,7 @@ def randperm(n: int, *, dtype: DType = np.int64, key: jax.Array) -> jax.Array:
     return cast(jax.random.permutation(key, jnp.arange(n, dtype=np.int32)), dtype)
 
 
-@register("normal.float_float")
+@register("normal.float_float", check=lambda mean, std, size, **_: _require_std(std))
 def normal_float_float(
     mean: Scalar, std: Scalar, size: Sequence[int], *, dtype: DType = None, key: jax.Array
 ) -> jax.Array:
@@ -238,7 +238,7 @@ def _normal(shape: Sequence[int], mean: Any, std: Any, dtype: np.dtype, key: jax
     return cast(cast(mean, compute) + cast(std, compute) * _standard_normal(key, shape, dtype), dtype)
 
 
-@register("normal_functional")
+@register("normal_functional", check=lambda self, mean=0.0, std=1.0: _require_std(std))
 def normal_functional(self: jax.Array, mean: Scalar = 0.0, std: Scalar = 1.0, *, key: jax.Array) -> jax.Array:
     """Normal with the given mean and standard deviation, in the shape and dtype of ``self``; errors as `randn`."""
     dtype = _require("normal", self.dtype, (_FLOAT, _COMPLEX))

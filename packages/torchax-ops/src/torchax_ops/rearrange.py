@@ -134,8 +134,9 @@ def roll(self: jax.Array, shifts: Sequence[int | jax.Array], dims: Sequence[int]
     if len(shifts) != len(dims):
         raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
     for shift, dim in zip(shifts, dims):
-        dim = canonical_dim(dim, self.ndim)
-        self = jnp.roll(self, shift, dim) if self.ndim else self
+        if not self.ndim:
+            raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+        self = jnp.roll(self, shift, canonical_dim(dim, self.ndim))
     return self
 
 

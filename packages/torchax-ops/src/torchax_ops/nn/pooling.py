@@ -84,7 +84,7 @@ def _windows(op, input, n, kernel_size, stride, padding, dilation, ceil_mode) ->
 
 
 def _check_ndim(op, input, n):
-    if input.ndim not in (n + 1, n + 2) or any(s == 0 for s in input.shape[-n - (input.ndim == n + 2) :]):
+    if input.ndim not in (n + 1, n + 2) or 0 in input.shape[-n - 1 :]:
         raise RuntimeError(
             f"{op}: Expected {n + 1}D or {n + 2}D (batch mode) tensor with optional 0 dim batch size for input, "
             f"but got: {list(input.shape)}"
