@@ -317,6 +317,60 @@ def test_a_64_bit_value_reaches_a_function_written_for_jax_whole_or_is_refused()
     )
 
 
+# --- draws under JAX's transformations ----------------------------------------------------------------------------------
+
+
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x, 0.5)
+
+
+FREEZING: dict[str, Callable[[torch.Tensor, torch.Generator], Any]] = {
+    "jit": lambda x, g: jax.jit(dropped)(x),
+    "grad of jit": lambda x, g: jax.grad(jax.jit(lambda x: dropped(x).sum().jax()))(x),
+    "checkpoint": lambda x, g: jax.checkpoint(dropped)(x),
+    "scan": lambda x, g: jax.lax.scan(lambda c, _: (dropped(c), None), x, None, length=3),
+    "in place": lambda x, g: jax.jit(lambda x: x.clone().uniform_())(x),
+    "a generator": lambda x, g: jax.jit(lambda x: x + torch.rand(64, device=DEVICE, generator=g))(x),
+}
+
+
+@pytest.mark.parametrize("draw", FREEZING.values(), ids=FREEZING)
+def test_a_draw_that_a_trace_would_freeze_is_refused_and_leaves_the_generator_as_it_was(draw):
+    torch.manual_seed(3)
+    x, want = torch.ones(64, device=DEVICE), []
+    for _ in range(2):
+        want.append(torch.rand(3, device=DEVICE).tolist())
+    torch.manual_seed(3)
+    got = [torch.rand(3, device=DEVICE).tolist()]
+    with pytest.raises(RuntimeError, match="jax_jit"):
+        draw(x, torch.Generator())
+    got.append(torch.rand(3, device=DEVICE).tolist())
+    assert got == want
+
+
+def test_draws_under_transformations_that_trace_nothing():
+    x = torch.ones(64, device=DEVICE)
+    g = jax.grad(lambda x: dropped(x).sum().jax())(x)
+    assert set(g.tolist()) == {0.0, 2.0}
+    assert jax.vmap(dropped)(torch.ones(3, 64, device=DEVICE)).shape == (3, 64)
+    out, tangent = jax.jvp(dropped, (x,), (x,))
+    assert torch.equal(out, tangent)
+    assert torch.rand(2, device=DEVICE).cpu().isfinite().all()
+
+
+def test_a_key_given_to_a_trace_is_what_it_draws_from():
+    import torchax
+
+    @jax.jit
+    def fn(key: Any, x: torch.Tensor) -> torch.Tensor:
+        with torchax.default_env().override_property(prng=key):
+            return dropped(dropped(x))
+
+    x = torch.ones(64, device=DEVICE)
+    a, b, c = (fn(jax.random.key(k), x).tolist() for k in (0, 1, 0))
+    assert a == c != b
+
+
 # --- what an operator must not do to its arguments ----------------------------------------------------------------------
 
 CONVERSIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [

@@ -539,9 +539,13 @@ class Functional:
         fn = self.function(key)
         index = (call.device.index or 0) if call.device is not None else 0
         if call.seed is not None:
-            return fn(*call.arrays, random.state_from_seed(call.seed, devices.jax_device(index)))[0]
+            seeded = random.state_from_seed(call.seed, devices.jax_device(index))
+            if isinstance(seeded, _Tracer):
+                random.refuse_frozen("an explicit generator")
+            return fn(*call.arrays, seeded)[0]
         with random.generator(index) as state:
-            outs, state.array = fn(*call.arrays, state.array)
+            outs, advanced = fn(*call.arrays, state.array)
+            random.advance(state, advanced)
             return outs
 
     def compile(self, key: tuple[Any, ...]) -> Any:

@@ -46,6 +46,30 @@ def draw(state: Any) -> tuple[Any, Any]:
     return key, state.at[0].add(np.uint32(1))
 
 
+def advance(state: Storage, advanced: Any) -> None:
+    """Put a generator's advanced state back.
+
+    Raises:
+        RuntimeError: a trace computed it from a state that it was not given.
+    """
+    if isinstance(advanced, jax.core.Tracer) and not isinstance(state.array, jax.core.Tracer):
+        refuse_frozen("the device's generator")
+    state.array = advanced
+
+
+def refuse_frozen(what: str) -> None:
+    """Refuse a draw whose key would be a constant of the compiled program, the same at each call.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        f"a draw from {what} inside a plain jax.jit (or scan, checkpoint ...) would give the same numbers at each call. Use "
+        "torchax.interop.jax_jit, which passes the device's state in and out, or draw inside "
+        "torchax.default_env().override_property(prng=key), with a key that is an argument."
+    )
+
+
 @contextmanager
 def generator(index: int) -> Iterator[Storage]:
     """The state of device ``index``, locked while an operator reads and advances it."""
