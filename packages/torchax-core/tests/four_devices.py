@@ -93,6 +93,16 @@ def test_a_device_as_context():
     with torch.jax.device(1):
         assert torch.jax.current_device() == 1
     assert torch.jax.current_device() == 0
+    with torch.accelerator.device_index(2):
+        assert torch.jax.current_device() == torch.accelerator.current_device_index() == 2
+    assert torch.accelerator.device_count() == 4
+
+
+def test_synchronize_waits_for_its_device():
+    t = torch.rand(1500, 1500, device=B)
+    results = [t @ t, t @ t.t()]
+    torch.accelerator.synchronize(2)
+    assert all(r.jax().is_ready() for r in results)
 
 
 # --- moves -----------------------------------------------------------------------------------------------------------

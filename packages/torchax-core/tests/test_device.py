@@ -282,8 +282,9 @@ def test_the_device_module():
     assert torch.jax.is_available()
     assert torch.jax.device_count() == len(jax.local_devices())
     assert torch.accelerator.current_accelerator() == torch.device("jax")
+    held = torch.ones(2, device="jax") * 2
     torch.jax.synchronize()
-    assert torch.jax.memory_allocated() > 0
+    assert torch.jax.memory_allocated() >= held.nbytes
     assert torch.jax.max_memory_allocated() > 0
     assert isinstance(torch.jax.memory_stats(), dict)
     torch.jax.empty_cache()
@@ -291,6 +292,30 @@ def test_the_device_module():
         torch.zeros(1, device="jax:63")
     with pytest.raises((RuntimeError, ValueError)):
         torch.jax.set_device("cpu")
+
+
+@pytest.mark.parametrize(
+    "synchronize", [lambda: torch.jax.synchronize(), lambda: torch.accelerator.synchronize("jax:0")]
+)
+def test_synchronize_waits_for_what_is_pending(synchronize):
+    x = torch.rand(1500, 1500, device="jax")
+    results = [x @ x, (x @ x).t()[0] + 1]
+    synchronize()
+    assert all(r.jax().is_ready() for r in results)
+
+
+def test_the_accelerator_answers_as_the_device_module_does():
+    assert torch.accelerator.device_count() == torch.jax.device_count()
+    held = torch.ones(2, device="jax") * 2
+    assert torch.accelerator.memory_allocated() >= held.nbytes
+    assert torch.accelerator.max_memory_allocated("jax:0") >= held.nbytes
+    assert isinstance(torch.accelerator.memory_stats(0), dict)
+    torch.accelerator.empty_cache()
+    with torch.accelerator.device_index(0):
+        torch.accelerator.set_device_index("jax:0")
+        assert torch.accelerator.current_device_index() == 0
+    with pytest.raises(RuntimeError, match="does not exist"):
+        torch.accelerator.set_device_index(63)
 
 
 def test_importing_leaves_the_rest_alone():

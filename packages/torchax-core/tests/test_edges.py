@@ -229,7 +229,7 @@ if child == 0:
         assert torch.rand(2).shape == (2,)
         for use in (
             lambda: torch.ones(2, device="jax"), lambda: torch.rand(2, device="jax"), lambda: torch.ones(2).to("jax"),
-            lambda: torch.jax.synchronize(),
+            lambda: torch.jax.synchronize(), lambda: torch.accelerator.synchronize(),
         ):
             try:
                 use()

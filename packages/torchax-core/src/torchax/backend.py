@@ -209,6 +209,29 @@ def _moved_away(grads: Any) -> None:
     )
 
 
+# What ``torch.accelerator`` asks of a C++ device guard or allocator, which a Python backend has not.
+_ACCELERATOR = {
+    "current_device_idx": device_module.current_device,
+    "current_device_index": device_module.current_device,
+    "device_count": device_module.device_count,
+    "device_index": device_module.device,
+    "empty_cache": device_module.empty_cache,
+    "get_memory_info": device_module.mem_get_info,
+    "max_memory_allocated": device_module.max_memory_allocated,
+    "memory_allocated": device_module.memory_allocated,
+    "memory_stats": device_module.memory_stats,
+    "set_device_idx": device_module.set_device,
+    "set_device_index": device_module.set_device,
+    "synchronize": device_module.synchronize,
+}
+
+
+def _accelerator() -> None:
+    """``torch.accelerator`` answers as ``torch.jax`` does."""
+    for name, function in _ACCELERATOR.items():
+        setattr(torch.accelerator, name, function)
+
+
 def _no_bare_storages() -> None:
     """``torch.UntypedStorage(8, device="jax")`` would end the process: there is no allocator to ask."""
     make = torch._C.StorageBase.__new__
@@ -237,6 +260,7 @@ def register() -> None:
     _modules_keep_parameters()
     _swap_what_a_graph_holds()
     _no_bare_storages()
+    _accelerator()
     # make_fx and torch.func.linearize step aside for tensor classes that they do not know, and would freeze their values.
     proxy_tensor.HANDLED_TYPES = (*proxy_tensor.HANDLED_TYPES, Tensor)  # type: ignore[assignment]
 

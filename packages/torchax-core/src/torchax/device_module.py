@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 
 from torchax import devices, random
@@ -91,10 +92,23 @@ def get_device_capability(device: Any = None) -> dict[str, Any]:
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait until all work given to the device so far is done."""
+    """Wait until all work given to the device so far is done.
+
+    Raises:
+        RuntimeError: some of that work failed.
+    """
     devices.refuse_in_fork()
-    jax.device_put(0, _jax_device(device)).block_until_ready()
+    chosen = _jax_device(device)
+    # A device that works in order is done with all when it is done with one thing more. JAX's CPU device need not be one:
+    # there each array has its own time, and what nobody holds has no effect.
+    pending = [a for a in jax.live_arrays(chosen.platform) if not a.is_deleted() and chosen in a.devices()]
+    jax.block_until_ready([*pending, _one_more(jax.device_put(np.int32(0), chosen))])
     jax.effects_barrier()
+
+
+@jax.jit
+def _one_more(x: jax.Array) -> jax.Array:
+    return x + 1
 
 
 # --- random state -------------------------------------------------------------------------------------------------------
