@@ -109,6 +109,22 @@ def test_hooks_and_retained_gradients():
     assert str(f("jax")) == str(f("cpu"))
 
 
+def test_hooks_of_modules():
+    def f(device):
+        torch.manual_seed(0)
+        log = []
+        m = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).to(device)
+        m[0].register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+        m[0].register_forward_hook(lambda m, args, out: out + 1)
+        m[1].register_full_backward_pre_hook(lambda m, g: (g[0] * 3,))
+        m.register_full_backward_hook(lambda m, gi, go: log.append([g.cpu() for g in (*gi, *go)]))
+        x = torch.ones(2, 3).to(device).requires_grad_()
+        m(x).sum().backward()
+        return [*log[0], x.grad.cpu(), m[0].weight.grad.cpu()]
+
+    torch.testing.assert_close(f("jax"), f("cpu"))
+
+
 def test_double_backward():
     def f(x):
         (g,) = torch.autograd.grad((x.sin() * x.exp()).sum(), x, create_graph=True)
