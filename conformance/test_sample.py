@@ -1,25 +1,18 @@
-"""A small, fixed sample of the parity suite: every seventh `op_db` entry on the device, values and gradients."""
+"""A small, fixed sample of the parity suite: every seventh unit of level 2, one dtype and check a test."""
 
-import device
+import _suites
 import pytest
-import torch
-from _exceptions import load
-from _samples import entries
+from _rows import BAD
 
-import torchax  # noqa: F401  registers the device
-
-KNOWN = load()
-SAMPLE = sorted(entries([]), key=lambda op: op.formatted_name)[::7]
+UNITS = _suites.plan([2], [], ["float32", "int64"], ["forward", "grad", "train_grad", "foreach", "distribution"])
 CASES = [
-    pytest.param(op, dtype, check, id=f"{op.formatted_name}-{str(dtype).removeprefix('torch.')}-{check}")
-    for op in SAMPLE
-    for dtype, check in ((torch.float32, "forward"), (torch.float32, "grad"), (torch.int64, "forward"))
-    if dtype in op.supported_dtypes("cpu") and (check == "forward" or op.supports_autograd)
+    (unit, check) for unit in sorted(UNITS, key=lambda unit: (unit.name, unit.dtype))[::7] for check in unit.checks
 ]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("op", "dtype", "check"), CASES)
-def test_sample(op, dtype, check):
-    result = device.run(op, dtype, check, 2, KNOWN)
-    assert not result.failed, result.error
+@pytest.mark.parametrize(("unit", "check"), CASES, ids=[f"{unit.name}-{unit.dtype}-{check}" for unit, check in CASES])
+def test_sample(unit, check):
+    _suites.prepare()
+    for row in _suites.execute(unit, check, 2):
+        assert row.status not in BAD, row.faults
