@@ -28,17 +28,23 @@ _LOCATION, _BYTES = "_torchax_location", "_torchax_bytes"
 def reduce(t: Tensor) -> tuple[Any, ...]:
     """What ``__reduce_ex__`` gives: PyTorch's own rebuild functions on a CPU storage tagged with the device."""
     torch.utils.hooks.warn_if_has_hooks(t)
-    storage = _Storage(wrap_storage=_cpu_storage(t), dtype=t.dtype, _internal=True)
-    rebuilt = (storage, int(t.storage_offset()), tuple(t.size()), t.stride(), t.requires_grad, OrderedDict())  # type: ignore[var-annotated]
+    if t.dtype in torch.storage._dtype_to_storage_type_map():
+        storage: Any = _Storage(wrap_storage=_cpu_storage(t), dtype=t.dtype, _internal=True)
+        rebuild: Any = torch._utils._rebuild_tensor_v2
+        dtype: tuple[torch.dtype, ...] = ()
+    else:  # uint16 to uint64, as PyTorch saves them
+        storage = _Storage(wrap_storage=_cpu_storage(t), dtype=torch.uint8, _internal=True)
+        rebuild, dtype = torch._utils._rebuild_tensor_v3, (t.dtype,)
+    rebuilt = (storage, int(t.storage_offset()), tuple(t.size()), t.stride(), t.requires_grad, OrderedDict(), *dtype)  # type: ignore[var-annotated]
     extra = {k: v for k, v in t.__dict__.items() if k not in OWN_ATTRIBUTES}
     if isinstance(t, torch.nn.Parameter):
-        data = _AsTensor(torch._utils._rebuild_tensor_v2, (*rebuilt[:4], False, OrderedDict()))
+        data = _AsTensor(rebuild, (*rebuilt[:4], False, OrderedDict(), *dtype))
         if extra:
             return torch._utils._rebuild_parameter_with_state, (data, t.requires_grad, OrderedDict(), extra)
         return torch._utils._rebuild_parameter, (data, t.requires_grad, OrderedDict())
     if extra:
-        return torch._utils._rebuild_tensor_v2, (*rebuilt, None), extra
-    return torch._utils._rebuild_tensor_v2, rebuilt
+        return rebuild, (*rebuilt, None), extra
+    return rebuild, rebuilt
 
 
 class _Storage(torch.storage.TypedStorage):
