@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -101,3 +103,57 @@ class Storage:
                 self._address = _address
                 _address += max(64, -(-self.nbytes // 64) * 64)
             return self._address
+
+
+_array = Storage.__dict__["array"]  # the slot itself
+_init, _make_empty = Storage.__init__, Storage.__dict__["empty"].__func__
+
+
+@contextmanager
+def watched(
+    born: Callable[[Storage], None], read: Callable[[Storage, Any], Any], write: Callable[[Storage, Any], None]
+) -> Iterator[None]:
+    """Follow what this thread does to storages: for a trace that lifts them.
+
+    The class itself is changed meanwhile, so that nobody pays for it at other times.
+
+    Args:
+        born: called with each new storage.
+        read: called with a storage and its array at each read; what it returns is read instead.
+        write: called with a storage and its array (``None``: not filled in yet) before each write.
+    """
+    owner = threading.get_ident()
+
+    def get(self: Storage) -> Any:
+        found = _array.__get__(self, Storage)
+        return read(self, found) if threading.get_ident() == owner else found
+
+    def set(self: Storage, value: Any) -> None:
+        if threading.get_ident() == owner:
+            try:
+                before = _array.__get__(self, Storage)
+            except AttributeError:
+                before = None
+            write(self, before)
+        _array.__set__(self, value)
+
+    def init(self: Storage, array: Any) -> None:
+        if threading.get_ident() == owner:
+            born(self)
+        _init(self, array)
+
+    def empty(cls: type[Storage], *args: Any) -> Storage:
+        made = _make_empty(cls, *args)
+        if threading.get_ident() == owner:
+            born(made)
+        return made
+
+    changed = {"array": property(get, set), "__init__": init, "empty": classmethod(empty)}
+    before = {name: Storage.__dict__[name] for name in changed}
+    for name, value in changed.items():
+        setattr(Storage, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(Storage, name, value)

@@ -1,7 +1,7 @@
 """Crossing between PyTorch and JAX, in both directions.
 
 ``jax_view`` / ``torch_view`` look at the same data from the other side; ``call_jax`` / ``call_torch`` call a function
-of the other side, with gradients.
+of the other side, with gradients; ``jax_jit`` compiles a torch function with the state that it reaches.
 """
 
 from torchax._coexistence import check as _check
@@ -9,9 +9,27 @@ from torchax._coexistence import check as _check
 _check()
 
 from torchax.interop._calls import call_jax, call_torch
+from torchax.interop._compile import CompileOptions, compile
 from torchax.interop._custom_ops import jax_op
+from torchax.interop._jit import jax_jit
+from torchax.interop._module import JittableModule, extract_all_buffers, extract_jax, set_all_buffers
+from torchax.interop._transforms import jax_value_and_grad
 from torchax.interop._views import jax_view, torch_view
 
 __version__ = "0.1.0"
 
-__all__ = ["call_jax", "call_torch", "jax_op", "jax_view", "torch_view"]
+__all__ = [
+    "CompileOptions",
+    "JittableModule",
+    "call_jax",
+    "call_torch",
+    "compile",
+    "extract_all_buffers",
+    "extract_jax",
+    "jax_jit",
+    "jax_op",
+    "jax_value_and_grad",
+    "jax_view",
+    "set_all_buffers",
+    "torch_view",
+]

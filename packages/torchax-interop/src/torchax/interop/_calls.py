@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import torch
 
 from torchax.interop._tree import is_array, is_tensor, to_array, tree_map
+from torchax.interop._x64 import user_x64
 from torchax.tensor import Tensor
 
 _NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
@@ -48,8 +49,7 @@ def _is_inexact(x: jax.Array) -> bool:
 def _for_user(x: torch.Tensor) -> jax.Array:
     """The array of ``x`` as the caller's x64 setting can hold it."""
     array = to_array(x)
-    wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    narrow = None if wide else _NARROW.get(array.dtype.name)
+    narrow = None if user_x64() else _NARROW.get(array.dtype.name)
     if narrow is None:
         return array
     with jax.enable_x64(True):
@@ -74,7 +74,8 @@ class _Call:
 
     def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         args, kwargs = _fill(self.slots, arrays)
-        found, self.outputs = _take(self.fn(*args, **kwargs), is_array)
+        with jax.enable_x64(user_x64()):
+            found, self.outputs = _take(self.fn(*args, **kwargs), is_array)
         return tuple(found)
 
     def linear_part(self, arrays: Sequence[jax.Array]) -> tuple[Callable[..., Any], list[jax.Array]]:
@@ -185,7 +186,9 @@ def call_jax(jax_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     tensors, slots = _take((args, kwargs), is_tensor)
     if not tensors:
-        return tree_map(lambda x: Tensor(x) if is_array(x) else x, jax_fn(*args, **kwargs))
+        with jax.enable_x64(user_x64()):
+            out = jax_fn(*args, **kwargs)
+        return tree_map(lambda x: Tensor(x) if is_array(x) else x, out)
     call = _Call(jax_fn, slots, torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
     out = _Apply.apply(call, *tensors)
     return _fill(call.outputs, out)

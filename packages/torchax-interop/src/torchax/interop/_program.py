@@ -1,0 +1,272 @@
+"""A traced function as one XLA program, to be run again for other tensors of the same kind."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torchax.interop._calls import call_jax
+from torchax.interop._state import Guard
+from torchax.interop._trace import Inputs, Result, Run, generators
+from torchax.interop._tree import to_array
+from torchax.storage import Storage
+from torchax.tensor import Tensor, view_of, view_on
+
+_HOLD = 3  # references to an array that only its storage and this call have: the storage, the list, the question
+
+
+class Program:
+    """One compiled program with what it takes from where, and where its results go.
+
+    Args:
+        name: what XLA and profiles call it.
+        inputs: what was traced over.
+        count: how many of the holders are arguments.
+        result: what the trace found.
+        donate: which arguments' storages are given away.
+        donate_state: whether every storage that is written is, too.
+        copy_shared: whether to give away a copy where something else holds the array.
+        options: for ``jax.jit``.
+    """
+
+    def __init__(
+        self, name: str, inputs: Inputs, count: int, result: Result, donate: Sequence[int], donate_state: bool,
+        copy_shared: bool, options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.result = result
+        self.count = count
+        self.places = [(place.record.container, place.key) for place in inputs.state.places]
+        self.labels = [place.label for place in inputs.state.places]
+        self.rates = inputs.rates
+        self.extra = inputs.extra
+        self.views = [view_of(t) for t in inputs.holders]
+        self.wants_grad = [t.requires_grad for t in inputs.holders]
+        rates = {id(group) for group in self.rates}
+        self.guard = Guard(inputs.state, lambda r, key: not (key == "lr" and id(r.container) in rates))
+        self.grads = list(result.grads.items())
+        self.had_grad = [i for i, view in self.grads if view is not None]
+
+        # A call lists its storages as: holders, gradients that matter, generators, extra ones.
+        listed = [
+            *(t._box for t in inputs.holders), *(inputs.grads[i]._box for i in self.had_grad), *inputs.generators,
+            *inputs.extra,
+        ]  # fmt: skip
+        first = {id(box): k for k, box in reversed(list(enumerate(listed)))}
+        self.aliases = [first[id(box)] for box in listed]
+        self.distinct = len(first)
+        source: list[Any] = [first.get(id(box)) for box in inputs.boxes]
+        self.used = [source[i] for i in result.used]
+        self.written = [source[i] for i in result.written]
+        self.boxes = source  # of each position that a recipe may name
+        self.last: list[Tensor] = inputs.holders[count:]
+        self.last_boxes = [t._box for t in self.last]
+
+        donated = {*donate, *(self.written if donate_state else ())}
+        self.donated = [k for k, s in enumerate(self.used) if s in donated]
+        self.copy_shared = copy_shared
+        self.function = _function(name, result, len(inputs.boxes))
+        self.compiled = jax.jit(self.function, donate_argnums=self.donated, **options)
+        # The storages by whose arrays the result is differentiated: argument of the program, storage, holder.
+        slots = {s: k for k, s in enumerate(self.used)}
+        wanted = (
+            [i for i in inputs.grads if first[id(inputs.holders[i]._box)] in slots] if result.differentiable else []
+        )
+        self.leaves = {slots[first[id(inputs.holders[i]._box)]]: i for i in reversed(wanted)}
+        self.with_pullback: Any = None
+
+    # --- whether it fits ----------------------------------------------------------------------------------------------
+
+    def bind(self, given: list[Tensor], boxes: list[Storage]) -> Run | None:
+        """The tensors and storages of one call; ``None`` where this program was traced for other ones."""
+        try:
+            found = [c[k] for c, k in self.places]
+        except LookupError:
+            return None
+        if not self.guard.holds():
+            return None
+        holders = given + found
+        found_boxes = (
+            [t._box for t in found] if all(type(t) is Tensor or isinstance(t, Tensor) for t in found) else None
+        )
+        if found_boxes is None:
+            return None
+        if (
+            found_boxes != self.last_boxes
+            or not all(map(operator.is_, found, self.last))
+            or [t.requires_grad for t in found] != self.wants_grad[self.count :]
+        ) and not self.same_kind(found):
+            return None
+        grads = []
+        for i, view in self.grads:
+            grad = holders[i].grad
+            if (grad is None) is not (view is None) or (grad is not None and view_of(grad) != view):
+                return None
+            if grad is not None:
+                grads.append(grad._box)
+        listed = [*boxes, *found_boxes, *grads, *generators(holders), *self.extra]
+        if len(set(listed)) != self.distinct and not self.same_aliases(listed):
+            return None
+        if found_boxes != self.last_boxes and not self.same_aliases(listed):
+            return None
+        self.last, self.last_boxes = found, found_boxes
+        return Run(holders, listed)
+
+    def same_kind(self, found: list[Tensor]) -> bool:
+        return all(
+            t.requires_grad == wanted and view_of(t) == view
+            for t, wanted, view in zip(found, self.wants_grad[self.count :], self.views[self.count :], strict=True)
+        )
+
+    def same_aliases(self, listed: list[Storage]) -> bool:
+        first: dict[int, int] = {}
+        return [first.setdefault(id(box), k) for k, box in enumerate(listed)] == self.aliases
+
+    def misfit(self, given: list[Tensor]) -> str:
+        """Why `bind` says no, in words."""
+        found = self.guard.difference()
+        if found is not None:
+            return found
+        now: list[Any] = [c[k] if k in c or isinstance(c, list) else None for c, k in self.places]
+        for label, t, view, wanted in zip(
+            self.labels, now, self.views[self.count :], self.wants_grad[self.count :], strict=True
+        ):
+            if t is None or view_of(t) != view:
+                return f"{label} is another kind of tensor"
+            if t.requires_grad != wanted:
+                return f"{label}.requires_grad is now {t.requires_grad}"
+        for i, view in self.grads:
+            if (([*given, *now][i]).grad is None) is not (view is None):
+                label = self.labels[i - self.count] if i >= self.count else f"argument {i}"
+                return f"{label}.grad was {'None' if view is None else 'a tensor'} and is not now"
+        return "tensors share their storages differently"
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def arguments(self, run: Run) -> list[Any]:
+        boxes = run.boxes
+        arrays = [boxes[s].array for s in self.used]
+        if self.copy_shared:
+            for k in self.donated:
+                if sys.getrefcount(arrays[k]) > _HOLD:
+                    arrays[k] = arrays[k].copy()
+        arrays += [np.float64(group["lr"]) for group in self.rates]
+        return arrays
+
+    def __call__(self, run: Run) -> Any:
+        if self.leaves and torch.is_grad_enabled():
+            run.differentiable = _Differentiable.apply(self, run, *(run.holders[i] for i in self.leaves.values()))
+        else:
+            with jax.enable_x64(True):
+                outs = self.compiled(*self.arguments(run))
+            self.put_back(run, outs)
+            run.differentiable = tuple(make(run) for make in self.result.differentiable)
+        run.boxes = [run.boxes[s] if s is not None else None for s in self.boxes]  # type: ignore[misc]
+        for effect in self.result.effects:
+            effect(run)
+        return self.result.make(run)
+
+    def put_back(self, run: Run, outs: Sequence[Any]) -> None:
+        """Put the written arrays into their storages, and the new ones into new storages."""
+        n = len(self.written)
+        for s, array in zip(self.written, outs, strict=False):
+            run.boxes[s].array = array
+        for array, strides in zip(outs[n : n + len(self.result.strides)], self.result.strides, strict=True):
+            box = Storage(array)
+            box.strides = strides
+            run.born.append(box)
+
+    def pulled(self, leaves: Sequence[Any], arrays: Sequence[Any]) -> tuple[Any, Any, Any]:
+        """``(differentiable values, pullback, other outputs)`` at ``arrays`` with ``leaves`` in their places."""
+
+        def fn(leaves: Sequence[Any]) -> tuple[Any, Any]:
+            full = list(arrays)
+            for k, x in zip(self.leaves, leaves, strict=True):
+                full[k] = x
+            outs = self.function(*full)
+            n = len(outs) - len(self.result.differentiable)
+            return outs[n:], outs[:n]
+
+        return jax.vjp(fn, leaves, has_aux=True)
+
+
+class _Differentiable(torch.autograd.Function):
+    """A program in PyTorch's autograd: its backward is one XLA program too."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Program, run: Run, *leaves: Tensor) -> tuple[Tensor, ...]:
+        if program.with_pullback is None:
+            program.with_pullback = jax.jit(program.pulled)
+        arrays = program.arguments(run)
+        inputs = [arrays[k] for k in program.leaves]
+        with jax.enable_x64(True):
+            _, ctx.pullback, outs = program.with_pullback(inputs, arrays)
+        ctx.program, ctx.arrays = program, arrays
+        ctx.set_materialize_grads(False)
+        program.put_back(run, outs)
+        made = tuple(make(run) for make in program.result.differentiable)
+        ctx.kinds = [(t.shape, t._value().dtype) for t in made]
+        ctx.save_for_backward(*leaves)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        program = ctx.program
+        if torch.is_grad_enabled():
+            return None, None, *_twice(program, ctx)(list(ctx.saved_tensors), list(grads))
+        with jax.enable_x64(True):
+            given = [
+                np.zeros(tuple(shape), dtype) if g is None else to_array(g)
+                for g, (shape, dtype) in zip(grads, ctx.kinds, strict=True)
+            ]
+            (found,) = _pull(ctx.pullback, given)
+        return (
+            None,
+            None,
+            *(program_gradient(program, i, g) for i, g in zip(program.leaves.values(), found, strict=True)),
+        )
+
+
+def program_gradient(program: Program, holder: int, array: Any) -> Tensor:
+    """The gradient by a holder, from that by its storage's array."""
+    t = Tensor(jax.numpy.conj(array) if jax.numpy.iscomplexobj(array) else array)
+    meta, offset, chain, operands = program.views[holder]
+    return t if tuple(t.shape) == meta.shape else view_on(t._box, (meta, offset, chain, operands), t.device)
+
+
+@jax.jit
+def _pull(pullback: Any, grads: Sequence[Any]) -> Any:
+    return pullback([g.conj() if g.dtype.kind == "c" else g for g in grads])
+
+
+def _twice(program: Program, ctx: Any) -> Callable[[list[Any], list[Any]], Any]:
+    """The gradient as something to be differentiated again."""
+
+    def fn(leaves: Sequence[Any], grads: Sequence[Any]) -> Any:
+        with jax.enable_x64(True):
+            values, pullback, _ = program.pulled(leaves, ctx.arrays)
+            return pullback([jax.numpy.zeros_like(v) if g is None else g for g, v in zip(grads, values, strict=True)])[
+                0
+            ]
+
+    return lambda leaves, grads: call_jax(fn, leaves, grads)
+
+
+def _function(name: str, result: Result, boxes: int) -> Callable[..., list[Any]]:
+    """The traced program as a function of what it uses."""
+    jaxpr, consts, used = result.closed.jaxpr, result.closed.consts, result.used
+    unused = [None] * boxes
+
+    def fn(*arrays: Any) -> list[Any]:
+        full: list[Any] = list(unused)
+        for position, array in zip(used, arrays, strict=False):
+            full[position] = array
+        return jax.core.eval_jaxpr(jaxpr, consts, *full, *arrays[len(used) :])
+
+    fn.__name__ = fn.__qualname__ = name
+    return fn
