@@ -420,6 +420,15 @@ def test_the_message_names_both_devices():
 # --- sharded arrays --------------------------------------------------------------------------------------------------
 
 
+def test_a_new_tensor_written_from_sharded_ones_is_sharded():
+    sharding = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("d"))
+    t = Tensor(jax.device_put(jnp.arange(8.0), sharding)).requires_grad_()
+    fresh = torch.empty_like(t).fill_(1).sub_(t.detach())
+    assert len(fresh.jax().devices()) == 4
+    (F.silu(t) * t).sum().backward()  # its formula fills a new tensor
+    assert len(t.grad.jax().devices()) == 4
+
+
 def test_a_sharded_tensor_is_jax_0_and_mixes_with_what_was_put_nowhere():
     array = jax.device_put(jnp.arange(8.0).reshape(4, 2), jax.NamedSharding(MESH, jax.P("d")))
     t = Tensor(array).requires_grad_()

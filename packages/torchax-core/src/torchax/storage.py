@@ -71,7 +71,8 @@ class Storage:
             if isinstance(old, jax.core.Tracer):
                 return array
             place = old.sharding
-            here = array.sharding.device_set == place.device_set
+            # Uncommitted data go where what they are combined with is, as in JAX: a new tensor takes part in sharded ones.
+            here = not old.committed or array.sharding.device_set == place.device_set
         return array if here else jax.device_put(array, place)
 
     @property
