@@ -84,7 +84,7 @@ def test_seeds():
     torch.jax.manual_seed(11)
     assert torch.jax.initial_seed() == 11
     a = torch.rand(2, device="jax")
-    with torch.random.fork_rng(device_type="jax"):
+    with torch.random.fork_rng(range(torch.jax.device_count()), device_type="jax"):
         torch.rand(2, device="jax")
     b = torch.rand(2, device="jax")
     torch.manual_seed(11)
