@@ -348,6 +348,15 @@ def test_a_draw_that_a_trace_would_freeze_is_refused_and_leaves_the_generator_as
     assert got == want
 
 
+def test_a_first_draw_after_a_seed_that_a_trace_would_freeze_is_refused_too():
+    torch.manual_seed(3)
+    with pytest.raises(RuntimeError, match="jax_jit"):
+        jax.jit(dropped)(torch.ones(8, device=DEVICE))
+    got = torch.rand(3, device=DEVICE)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3, device=DEVICE), got)
+
+
 def test_draws_under_transformations_that_trace_nothing():
     x = torch.ones(64, device=DEVICE)
     g = jax.grad(lambda x: dropped(x).sum().jax())(x)

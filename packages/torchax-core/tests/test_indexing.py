@@ -543,6 +543,8 @@ TRACED = [
     lambda x, i, m: x.take(i),
     lambda x, i, m: x.masked_fill(m[:, None, None], 2),
     lambda x, i, m: torch.nn.functional.embedding(i, x[:, 0]),
+    lambda x, i, m: x[torch.arange(2), i % 3],
+    lambda x, i, m: write(x, (torch.arange(2), slice(None), i), 3),
 ]
 
 

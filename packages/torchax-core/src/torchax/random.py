@@ -7,6 +7,7 @@ inside the drawing operator's own XLA program, and puts the advanced count back;
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.extend.core import get_opaque_trace_state
 
 from torchax import devices
 from torchax.storage import Storage
 
 _lock = threading.RLock()
 _seed: int | None = None  # what manual_seed_all said; None: drawn when first needed
+_seeded_in: Any = None  # the trace it said so in
 _states: dict[int, tuple[int, Storage]] = {}  # device index -> (seed, state)
 _override = threading.local()  # a key given for a while by the environment, per thread
 
@@ -85,8 +88,16 @@ def _state(index: int) -> Storage:
     found = _states.get(index)
     if found is None:
         seed = fresh_seed() if _seed is None else _seed
-        found = _states[index] = (seed, Storage(state_from_seed(seed, devices.jax_device(index))))
+        # The trace that first draws after a seed need not be the one it was given in: what outlives it is no tracer.
+        here = contextlib.nullcontext() if _seeded_in == _trace() else jax.ensure_compile_time_eval()
+        with here:
+            found = _states[index] = (seed, Storage(state_from_seed(seed, devices.jax_device(index))))
     return found[1]
+
+
+def _trace() -> Any:
+    """What tells one trace of JAX's from another."""
+    return get_opaque_trace_state(convention="nnx")
 
 
 def fresh_seed() -> int:
@@ -102,9 +113,9 @@ def manual_seed(seed: int, index: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seed every device's generator. Only notes the seed: PyTorch calls this in forked workers, where JAX hangs."""
-    global _seed
+    global _seed, _seeded_in
     with _lock:
-        _seed = int(seed)
+        _seed, _seeded_in = int(seed), _trace()
         _states.clear()
 
 
