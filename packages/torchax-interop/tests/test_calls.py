@@ -175,3 +175,8 @@ def test_functions_cross_too():
     compiled = jax.jit(step).lower(a.to("jax").jax(), b.to("jax").jax()).compile()
     out = interop.torch_view(compiled)(a.to("jax"), b.to("jax"))
     torch.testing.assert_close(out.cpu(), torch.softmax(a @ b, -1))
+
+
+def test_a_wide_tensor_that_is_closed_over_within_a_trace():
+    n = torch.tensor(3, device="jax")
+    assert jax.jit(lambda x: interop.call_jax(lambda a, b: a * b, x, n))(torch.ones(2, device="jax")).tolist() == [3, 3]

@@ -30,8 +30,8 @@ _override = threading.local()  # a key given for a while by the environment, per
 
 
 def state_from_seed(seed: int, device: jax.Device | None = None) -> Any:
-    """The state array of a fresh generator. ``seed`` is any integer; its low 64 bits count."""
-    with jax.enable_x64(True):
+    """The state array of a fresh generator: values, also within a trace. ``seed`` is any integer; its low 64 bits count."""
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
         seed &= 0xFFFF_FFFF_FFFF_FFFF
         state = state_from_key(jax.random.key(np.uint64(seed)))
         return state if device is None else jax.device_put(state, device)

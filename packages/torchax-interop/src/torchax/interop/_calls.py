@@ -55,8 +55,10 @@ def _for_user(x: torch.Tensor) -> jax.Array:
     with jax.enable_x64(True):
         if not isinstance(array, jax.core.Tracer):
             info = jnp.iinfo(narrow) if jnp.issubdtype(narrow, jnp.integer) else jnp.finfo(narrow)
-            size = array if jnp.issubdtype(narrow, jnp.integer) else jnp.where(jnp.isfinite(array), abs(array), 0)
-            if array.size and not bool(((size >= info.min) & (size <= info.max)).all()):
+            with jax.ensure_compile_time_eval():
+                size = array if jnp.issubdtype(narrow, jnp.integer) else jnp.where(jnp.isfinite(array), abs(array), 0)
+                fits = bool(((size >= info.min) & (size <= info.max)).all())
+            if not fits:
                 raise OverflowError(
                     f"call_jax: an argument of dtype {array.dtype} and shape {array.shape} holds values that {narrow} "
                     "cannot, and JAX's x64 flag is off; call it under jax.enable_x64(True)"
