@@ -197,6 +197,12 @@ def test_gradient_at_the_kinks(fn, x, slope):
     assert jax.grad(fn)(array(x)) == slope
 
 
+def test_forward_derivative_of_a_power_of_a_negative_number():
+    x = array([-2.0, 3.0])
+    _, slope = jax.jvp(lambda x: pointwise.pow(x, 2), (x,), (x,))
+    np.testing.assert_array_equal(slope, [8, 18])
+
+
 def test_vmap_empty_and_0d():
     x = jnp.arange(6.0, dtype="float32").reshape(2, 3)
     np.testing.assert_array_equal(jax.vmap(pointwise.add, (0, None))(x, x[0]), x + x[0])

@@ -6,6 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/torch.html#pointwise-ops
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from ._elementwise import ArrayLike, binary, elementwise, unary, with_slope
 from ._promotion import (
@@ -529,12 +531,18 @@ def _power(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where((x == 0) & (y.real > 0), 0, power) if is_complex(x) else power
 
 
-def _power_by_exponent(dy: jax.Array, power: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    flat = (x == 0) & (y.real >= 0)
-    return dy * jnp.where(flat, 0, power * jnp.log(jnp.where(flat, 1, x)))
-
-
-_power.defjvps(lambda dx, _, x, y: dx * jnp.where(y == 0, 0, y * _power(x, y - 1)), _power_by_exponent)
+@functools.partial(_power.defjvp, symbolic_zeros=True)
+def _power_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    # An exponent without a tangent adds nothing: a zero times the logarithm of a negative number would be NaN.
+    (x, y), (dx, dy) = primals, tangents
+    power = _power(x, y)
+    tangent = jnp.zeros_like(power)
+    if not isinstance(dx, SymbolicZero):
+        tangent += dx * jnp.where(y == 0, 0, y * _power(x, y - 1))
+    if not isinstance(dy, SymbolicZero):
+        flat = (x == 0) & (y.real >= 0)
+        tangent += dy * jnp.where(flat, 0, power * jnp.log(jnp.where(flat, 1, x)))
+    return power, tangent
 
 
 @register("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar", check=_check_pow)
