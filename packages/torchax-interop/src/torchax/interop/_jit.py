@@ -7,6 +7,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,8 @@ from torchax.interop._program import Program
 from torchax.interop._state import walk
 from torchax.interop._trace import Inputs, Run, trace
 from torchax.interop._tree import Spec, flatten
+from torchax.interop._views import jax_view, torch_view
+from torchax.interop._x64 import wide
 from torchax.storage import Storage
 from torchax.tensor import Tensor, view_of, view_on, wrap
 from torchax.views import ROOT
@@ -101,6 +104,8 @@ class Jitted:
         static_argnames: Sequence[str] = (),
         log_recompiles: bool = False,
         options: dict[str, Any] | None = None,
+        shardings: tuple[Any, Any] = (None, None),
+        transform: Callable[..., Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
@@ -112,6 +117,8 @@ class Jitted:
         self.static_argnames = frozenset(static_argnames)
         self.log_recompiles = log_recompiles
         self.options = options or {}
+        self.in_shardings, self.out_shardings = shardings
+        self.transform = transform
         self.programs: dict[Key, list[Program]] = {}
         self.latest: tuple[Key, Program] | None = None
         self.count = 0
@@ -127,6 +134,7 @@ class Jitted:
             donate=_sequence(options.pop("donate_argnums", ())),
             static_argnums=[*numbers, *_positions(fn, names)],
             static_argnames=names,
+            shardings=(options.pop("in_shardings", None), options.pop("out_shardings", None)),
             options=options,
             **how,
         )
@@ -135,13 +143,25 @@ class Jitted:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_local, "tracing", False) or torch._C._functorch.peek_interpreter_stack() is not None:
-            return self.fn(*args, **kwargs)  # the outer trace, or transform, takes it in
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return self.fn(*args, **kwargs)  # the transform around it takes it in
+        if getattr(_local, "tracing", False):
+            return self.fn(*args, **kwargs) if self.transform is None else self.inline(args, kwargs)
         call = self.take_apart(args, kwargs)
         if any(isinstance(box.array, jax.core.Tracer) for box in call.boxes):
-            return self.fn(*args, **kwargs)
+            return self.fn(*args, **kwargs) if self.transform is None else self.inline(args, kwargs)
         program, run = self.find(call)
-        out = program(run)
+        return self.finish(call, program(run))
+
+    def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a call into the trace around it, as a piece that `transform` sees."""
+        call = self.take_apart(args, kwargs)
+        program = self.program(call)
+        return self.finish(call, program(self.bound(program, call), inline=True))
+
+    @staticmethod
+    def finish(call: Call, out: Any) -> Any:
+        """Write views that were given by value, where the program wrote them."""
         for view, box, array in call.read:
             if box.array is not array:
                 view._write(box.array)
@@ -216,12 +236,16 @@ class Jitted:
                 return program, run
         with _tracing:
             program = self.make(call)
+        return program, self.bound(program, call)
+
+    def bound(self, program: Program, call: Call) -> Run:
+        """A fresh program with what it was made for."""
         run = program.bind(call.given, call.boxes)
         if run is None:
             raise AssertionError(
                 f"a fresh trace of {self.__name__} does not fit its own call: {program.misfit(call.given)}"
             )
-        return program, run
+        return run
 
     # --- tracing ------------------------------------------------------------------------------------------------------
 
@@ -229,6 +253,14 @@ class Jitted:
         """Trace and keep a program for this call."""
         if self.count:
             self.tell(call)
+        program = self.program(call)
+        self.programs.setdefault(call.key, []).insert(0, program)
+        self.latest = call.key, program
+        self.count += 1
+        return program
+
+    def program(self, call: Call) -> Program:
+        """Trace for this call."""
         roots = {"": self.fn}
         stand_ins = [_stand_in(t, box) for t, box in zip(call.given, call.boxes, strict=True)]
         tensors = iter(stand_ins)
@@ -237,21 +269,21 @@ class Jitted:
             if not isinstance(x, Tensor):
                 roots[f"argument {i}"] = x.value if isinstance(x, _Hidden) else x
         args, kwargs = call.key.tree.fill(iter([x.value if isinstance(x, _Hidden) else x for x in leaves]))
-        inputs, result = self.trace(lambda: self.fn(*args, **kwargs), stand_ins, roots)
-        program = Program(
-            self.__name__,
-            inputs,
-            len(stand_ins),
-            result,
-            self.donated(call),
-            self.donate_state,
-            self.copy_shared,
-            self.options,
+
+        def run() -> Any:
+            with_shardings = _sharded(self.in_shardings, args)
+            return _sharded(self.out_shardings, self.fn(*with_shardings, **kwargs))
+
+        # A plain jax.jit around it has 32 bits, unless its user switched x64 on.
+        foreign = not getattr(_local, "tracing", False) and any(
+            isinstance(box.array, jax.core.Tracer) for box in call.boxes
         )
-        self.programs.setdefault(call.key, []).insert(0, program)
-        self.latest = call.key, program
-        self.count += 1
-        return program
+        with nullcontext() if foreign else wide():
+            inputs, result = self.trace(run, stand_ins, roots)
+        return Program(
+            self.__name__, inputs, len(stand_ins), result, self.donated(call), self.donate_state, self.copy_shared,
+            self.options, self.transform,
+        )  # fmt: skip
 
     def trace(self, fn: Callable[[], Any], given: list[Tensor], roots: dict[str, Any]) -> tuple[Inputs, Any]:
         before = walk(roots)
@@ -259,6 +291,7 @@ class Jitted:
         placeholders: list[Tensor] = []
         extra: list[Storage] = []
         rates = _optimizers.rates(before.optimizers)
+        outer = getattr(_local, "tracing", False)
         _local.tracing = True
         try:
             fresh = [(o, p) for o in before.optimizers for p in _optimizers.prepare(o)]
@@ -288,7 +321,7 @@ class Jitted:
             raise
         finally:
             _clear(placeholders)
-            _local.tracing = False
+            _local.tracing = outer
         return inputs, result
 
     def donated(self, call: Call) -> list[int]:
@@ -383,6 +416,18 @@ def _size(spec: Spec) -> int:
 def _as_tensor(x: Any) -> Tensor:
     with jax.enable_x64(True):
         return Tensor(jax.numpy.asarray(x))
+
+
+def _sharded(shardings: Any, tree: Any) -> Any:
+    """A tree of tensors laid out as a tree of shardings, or the beginning of one, says; ``None``: as XLA likes."""
+    if shardings is None:
+        return tree
+    arrays = jax_view(tree)
+    specs = jax.tree.broadcast(shardings, arrays, is_leaf=lambda x: x is None or isinstance(x, jax.sharding.Sharding))
+    placed = jax.tree.map(
+        lambda s, a: a if s is None else jax.device_put(a, s), specs, arrays, is_leaf=lambda x: x is None
+    )
+    return torch_view(placed)
 
 
 def _stand_in(t: Tensor, box: Storage) -> Tensor:

@@ -15,6 +15,7 @@ from torchax.interop._calls import call_jax
 from torchax.interop._state import Guard
 from torchax.interop._trace import Inputs, Result, Run, generators
 from torchax.interop._tree import to_array
+from torchax.interop._x64 import wide
 from torchax.storage import Storage
 from torchax.tensor import Tensor, view_of, view_on
 
@@ -33,11 +34,12 @@ class Program:
         donate_state: whether every storage that is written is, too.
         copy_shared: whether to give away a copy where something else holds the array.
         options: for ``jax.jit``.
+        transform: applied to the program before it is compiled.
     """
 
     def __init__(
         self, name: str, inputs: Inputs, count: int, result: Result, donate: Sequence[int], donate_state: bool,
-        copy_shared: bool, options: dict[str, Any],
+        copy_shared: bool, options: dict[str, Any], transform: Callable[..., Any] | None,
     ) -> None:  # fmt: skip
         self.result = result
         self.count = count
@@ -71,6 +73,8 @@ class Program:
         self.donated = [k for k, s in enumerate(self.used) if s in donated]
         self.copy_shared = copy_shared
         self.function = _function(name, result, len(inputs.boxes))
+        if transform is not None:
+            self.function = transform(self.function)
         self.compiled = jax.jit(self.function, donate_argnums=self.donated, **options)
         # The storages by whose arrays the result is differentiated: argument of the program, storage, holder.
         slots = {s: k for k, s in enumerate(self.used)}
@@ -158,12 +162,15 @@ class Program:
         arrays += [np.float64(group["lr"]) for group in self.rates]
         return arrays
 
-    def __call__(self, run: Run) -> Any:
+    def __call__(self, run: Run, inline: bool = False) -> Any:
+        """Run, and put back; ``inline``: as a part of the trace around it."""
         if self.leaves and torch.is_grad_enabled():
-            run.differentiable = _Differentiable.apply(self, run, *(run.holders[i] for i in self.leaves.values()))
+            leaves = (run.holders[i] for i in self.leaves.values())
+            run.differentiable = _Differentiable.apply(self, run, inline, *leaves)
         else:
-            with jax.enable_x64(True):
-                outs = self.compiled(*self.arguments(run))
+            arrays = self.arguments(run)
+            with wide():
+                outs = self.function(*arrays) if inline else self.compiled(*arrays)
             self.put_back(run, outs)
             run.differentiable = tuple(make(run) for make in self.result.differentiable)
         run.boxes = [run.boxes[s] if s is not None else None for s in self.boxes]  # type: ignore[misc]
@@ -199,13 +206,14 @@ class _Differentiable(torch.autograd.Function):
     """A program in PyTorch's autograd: its backward is one XLA program too."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, run: Run, *leaves: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, program: Program, run: Run, inline: bool, *leaves: Tensor) -> tuple[Tensor, ...]:
         if program.with_pullback is None:
             program.with_pullback = jax.jit(program.pulled)
         arrays = program.arguments(run)
         inputs = [arrays[k] for k in program.leaves]
-        with jax.enable_x64(True):
-            _, ctx.pullback, outs = program.with_pullback(inputs, arrays)
+        with wide():
+            _, ctx.pullback, outs = (program.pulled if inline else program.with_pullback)(inputs, arrays)
+        ctx.inline = inline
         ctx.program, ctx.arrays = program, arrays
         ctx.set_materialize_grads(False)
         program.put_back(run, outs)
@@ -218,37 +226,36 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         program = ctx.program
         if torch.is_grad_enabled():
-            return None, None, *_twice(program, ctx)(list(ctx.saved_tensors), list(grads))
-        with jax.enable_x64(True):
+            return None, None, None, *_twice(program, ctx)(list(ctx.saved_tensors), list(grads))
+        with wide():
             given = [
                 np.zeros(tuple(shape), dtype) if g is None else to_array(g)
                 for g, (shape, dtype) in zip(grads, ctx.kinds, strict=True)
             ]
-            (found,) = _pull(ctx.pullback, given)
-        return (
-            None,
-            None,
-            *(program_gradient(program, i, g) for i, g in zip(program.leaves.values(), found, strict=True)),
-        )
+            (found,) = (_pull if ctx.inline else _pull_compiled)(ctx.pullback, given)
+            by_leaf = [_gradient(program, i, g) for i, g in zip(program.leaves.values(), found, strict=True)]
+        return None, None, None, *by_leaf
 
 
-def program_gradient(program: Program, holder: int, array: Any) -> Tensor:
+def _gradient(program: Program, holder: int, array: Any) -> Tensor:
     """The gradient by a holder, from that by its storage's array."""
     t = Tensor(jax.numpy.conj(array) if jax.numpy.iscomplexobj(array) else array)
     meta, offset, chain, operands = program.views[holder]
     return t if tuple(t.shape) == meta.shape else view_on(t._box, (meta, offset, chain, operands), t.device)
 
 
-@jax.jit
 def _pull(pullback: Any, grads: Sequence[Any]) -> Any:
     return pullback([g.conj() if g.dtype.kind == "c" else g for g in grads])
+
+
+_pull_compiled = jax.jit(_pull)
 
 
 def _twice(program: Program, ctx: Any) -> Callable[[list[Any], list[Any]], Any]:
     """The gradient as something to be differentiated again."""
 
     def fn(leaves: Sequence[Any], grads: Sequence[Any]) -> Any:
-        with jax.enable_x64(True):
+        with wide():
             values, pullback, _ = program.pulled(leaves, ctx.arrays)
             return pullback([jax.numpy.zeros_like(v) if g is None else g for g, v in zip(grads, values, strict=True)])[
                 0

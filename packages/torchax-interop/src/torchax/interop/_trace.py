@@ -21,7 +21,6 @@ from torchax import devices, random
 from torchax.interop import _optimizers
 from torchax.interop._state import MISSING, Record, State, walk
 from torchax.interop._tree import LEAF, flatten
-from torchax.interop._x64 import wide
 from torchax.storage import Storage, watched
 from torchax.tensor import Tensor, adopt, view_of, view_on, wrap
 
@@ -137,11 +136,15 @@ class _Grads:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
+        outer = Tensor.__dict__.get("grad")
         Tensor.grad = property(self.get, self.set, lambda t: self.set(t, None))  # type: ignore[assignment]
         try:
             yield
         finally:
-            del Tensor.grad
+            if outer is None:
+                del Tensor.grad
+            else:
+                Tensor.grad = outer
 
 
 @contextmanager
@@ -412,8 +415,7 @@ class _Session:
 
 def trace(fn: Callable[[], Any], inputs: Inputs) -> Result:
     """Run ``fn`` once with tracers in place of the arrays of ``inputs``; leave all as it was."""
-    with wide():
-        return _Session(fn, inputs).run()
+    return _Session(fn, inputs).run()
 
 
 def _put_back(t: Tensor, box: Storage, view: Any) -> None:

@@ -18,9 +18,9 @@ def user_x64() -> bool:
 
 
 @contextmanager
-def wide() -> Iterator[None]:
-    """x64 on, for a trace of torchax's own; `user_x64` goes on answering what the caller had."""
-    before, _setting.user = getattr(_setting, "user", None), user_x64()
+def wide(for_user: bool = False) -> Iterator[None]:
+    """x64 on, for a trace of torchax's own; `user_x64` goes on answering what the caller had, unless it is ``for_user`` too."""
+    before, _setting.user = getattr(_setting, "user", None), for_user or user_x64()
     try:
         with jax.enable_x64(True):
             yield
