@@ -226,4 +226,5 @@ def test_bfloat16():
         want = model(**inputs).logits
         got = model.to(DEVICE)(**to(inputs, DEVICE)).logits
     assert got.dtype == torch.bfloat16
-    torch.testing.assert_close(got.cpu(), want, rtol=5e-2, atol=2e-2)
+    # Each side is up to 1.8e-3 off the float64 result (of at most 0.41), and they are up to 2.0e-3 apart.
+    torch.testing.assert_close(got.cpu(), want, rtol=1.6e-2, atol=2e-3)
