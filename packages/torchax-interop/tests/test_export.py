@@ -425,7 +425,7 @@ def test_artifact_runs_in_a_process_without_torch(make, inside, tmp_path):
 
 
 def test_an_override_is_exported():
-    @torch.library.custom_op("export_test::twice", mutates_args=())
+    @torch.library.custom_op("export_test::twice", mutates_args=(), device_types="cpu")
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 

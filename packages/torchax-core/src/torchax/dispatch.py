@@ -127,6 +127,9 @@ def _decomposed(func: Any) -> Plan | None:
     ):  # a torch.library operator written in torch functions, for all devices
         key = torch._C.DispatchKey.CompositeExplicitAutograd
         return lambda args, kwargs: func._op_dk(key, *args, **kwargs)
+    if func.namespace == "prims":  # what PyTorch's decompositions are written in
+        on_tensors = getattr(func, "impl_aten", None)
+        return on_tensors and (lambda args, kwargs: on_tensors(*args, **kwargs))
     from torch._decomp import decomposition_table
 
     table = decomposition_table.get(func)

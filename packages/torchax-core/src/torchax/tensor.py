@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torchax import transfer, views
 from torchax.devices import index_of, torch_device
@@ -283,17 +284,53 @@ class Tensor(torch.Tensor):
 
     @property
     def _plain(self) -> torch.Tensor:  # type: ignore[name-defined]
-        return torch._C._acc.create_empty_tensor(tuple(self.shape), self.dtype)
+        # The same one each time: Dynamo's guards know tensors by their objects.
+        known = self.__dict__.get("_inner")
+        if known is None or known.shape != self.shape or known.dtype != self.dtype:
+            known = self._inner = torch._C._acc.create_empty_tensor(tuple(self.shape), self.dtype)
+        return known
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, context: Any, shape: Any, strides: Any) -> Tensor:
         from torchax.stateful import empty
 
         plain = inner["_plain"]
+        if isinstance(plain, FakeTensor):  # Dynamo and AOT autograd trace plain fake tensors of this device
+            with plain.fake_mode:
+                return torch.empty_strided(shape, strides, dtype=plain.dtype, device=plain.device)  # type: ignore[return-value]
         return empty(tuple(shape), dtype=plain.dtype, device=plain.device)
 
+    def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: Any = None) -> Tensor:
+        if expected_type is not torch.Tensor:
+            return self
+        out = view_on(self._box, view_of(self), self.device)
+        out.__class__ = Tangent
+        return out
 
-OWN_ATTRIBUTES = ("_box", "_chain", "_operands", "_noncontiguous", "_meta", "_is_param")
+
+class _AnyLayout:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Tangent(Tensor):
+    """A gradient on its way into a backward that AOT autograd compiled, which traced it as a plain tensor of some strides.
+
+    So it does not look like a wrapper there, and is of whatever strides are wanted: arrays have none.
+    """
+
+    __tensor_flatten__ = property()  # type: ignore[assignment]
+
+    def is_contiguous(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def stride(self, *args: Any) -> Any:
+        return super().stride(*args) if args else _AnyLayout()
+
+
+OWN_ATTRIBUTES = ("_box", "_chain", "_operands", "_noncontiguous", "_meta", "_is_param", "_inner")
 
 
 class StorageIdentity:

@@ -14,8 +14,7 @@ from torch.utils._sympy.numbers import int_oo
 
 from torchax import transfer
 from torchax.dtypes import TORCH_DTYPE_TO_JAX
-from torchax.export import _graph
-from torchax.interop import _sizes
+from torchax.interop import _graph, _sizes
 from torchax.interop._x64 import wide
 from torchax.tensor import Tensor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -16,8 +16,9 @@ import torchax_ops
 from torchax import dispatch, schema
 from torchax.dtypes import t2j_dtype
 from torchax.errors import OperatorNotFound
-from torchax.export import _higher_order
+from torchax.interop import _higher_order
 from torchax.schema import GENERATOR, SKIPPED, TENSOR, TRACED
+from torchax.tensor import Tensor
 from torchax_ops import Op
 
 aten = torch.ops.aten
@@ -33,7 +34,7 @@ ASSERTIONS = {
     torch._check,
 }
 
-_ON_SIZES: dict[Any, Callable[..., Any]] = {
+ON_SIZES: dict[Any, Callable[..., Any]] = {
     aten.sym_size.int: lambda x, dim: x.shape[dim],
     aten.sym_numel.default: lambda x: x.size,
     torch.sym_max: jax.core.max_dim,
@@ -47,6 +48,17 @@ def find(func: Any) -> Op | None:
     """The function on arrays that runs an operator on the device: the user's, or the registered one."""
     mine = getattr(dispatch.overrides.get(func), "op", None)
     return mine or torchax_ops.lookup(schema.schema_name(func))
+
+
+def runs(func: Any) -> bool:
+    """Whether an operator runs on arrays: by its function, or as it runs on tensors (what `call` does for static sizes)."""
+    if func in ON_SIZES or find(func) is not None:
+        return True
+    try:
+        dispatch.build(func)
+    except OperatorNotFound:
+        return False
+    return True
 
 
 def operators(module: torch.nn.Module) -> Iterator[Any]:
@@ -66,18 +78,30 @@ def in_known_operators(ep: torch.export.ExportedProgram) -> torch.export.Exporte
     """
     ep = ep.run_decompositions({})
     while True:
-        missing = {f for f in operators(ep.graph_module) if f not in ASSERTIONS | _ON_SIZES.keys() and find(f) is None}
+        missing = {f for f in operators(ep.graph_module) if f not in ASSERTIONS | ON_SIZES.keys() and find(f) is None}
         if not missing:
             break
         table = {**decomposition_table, **torch.export.default_decompositions()}
-        for func in missing:
-            if func not in table:
-                raise OperatorNotFound(
-                    f"{schema.schema_name(func)}, in an exported program, has no JAX function and no decomposition.\n"
-                    f"  schema: {func._schema}\nRegister one with  torchax.ops.jaten.op(torch.ops.{func})"
-                )
-        ep = ep.run_decompositions({func: table[func] for func in missing})
+        require(func for func in missing if func not in table)
+        known = {func: table[func] for func in missing if func in table}
+        if not known:
+            break
+        ep = ep.run_decompositions(known)
     return ep
+
+
+def require(funcs: Iterable[Any]) -> None:
+    """Check that operators run on arrays.
+
+    Raises:
+        OperatorNotFound: one does not.
+    """
+    for func in funcs:
+        if not runs(func):
+            raise OperatorNotFound(
+                f"{schema.schema_name(func)}, in a captured program, has no JAX function and no decomposition.\n"
+                f"  schema: {func._schema}\nRegister one with  torchax.ops.jaten.op(torch.ops.{func})"
+            )
 
 
 def without_assertions(module: GraphModule) -> GraphModule:
@@ -112,18 +136,28 @@ def _plain(a: Any, kind: int) -> Any:
     return as_number(a) if kind in (TENSOR, TRACED) else a
 
 
-def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Callable[[], Any] | None = None) -> Any:
     """An operator on arrays."""
     op = find(func)
-    assert op is not None, func  # in_known_operators has seen to it
+    if op is None:
+        return _on_tensors(func, args, kwargs)
     arguments = func._schema.arguments
     kinds = {a.name: schema.kind_of(a, op.static, op.traced) for a in arguments}
     unset = (SKIPPED, GENERATOR)
     given = [None if kinds[a.name] in unset else _plain(x, kinds[a.name]) for a, x in zip(arguments, args)]
     named = {k: _plain(x, kinds[k]) for k, x in kwargs.items() if kinds[k] not in unset}
     if op.key:
-        named[op.key] = _NoKey(func)
+        named[op.key] = key() if key else _NoKey(func)
     return op.fn(*given, **named)
+
+
+def _on_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operator that has no function of its own: as the device runs it."""
+    args, kwargs = jax.tree.map(lambda x: Tensor(x) if isinstance(x, jax.Array) else x, (args, kwargs))
+    out = dispatch.run(func, args, kwargs)
+    return jax.tree.map(
+        lambda x: x.jax() if isinstance(x, Tensor) else x, out, is_leaf=lambda x: isinstance(x, torch.Tensor)
+    )
 
 
 class _NoKey:
@@ -140,21 +174,27 @@ class _NoKey:
 
 
 class OnArrays(Interpreter):
-    """Runs a graph on arrays: ``OnArrays(module).run(*arrays)``."""
+    """Runs a graph on arrays: ``OnArrays(module).run(*arrays)``.
 
-    def __init__(self, module: GraphModule) -> None:
+    Args:
+        module: the graph.
+        key: gives a fresh PRNG key to each operator that draws random numbers; without it they are refused.
+    """
+
+    def __init__(self, module: GraphModule, key: Callable[[], Any] | None = None) -> None:
         super().__init__(module)
         self.extra_traceback = False
+        self.key = key
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target in _ON_SIZES:
-            return _ON_SIZES[target](*args, **kwargs)
+        if target in ON_SIZES:
+            return ON_SIZES[target](*args, **kwargs)
         if isinstance(target, torch._ops.OpOverload):
-            return call(target, args, kwargs)
+            return call(target, args, kwargs, self.key)
         if isinstance(target, torch._ops.HigherOrderOperator):
             return _higher_order.call(target, args, kwargs)
         return target(*args, **kwargs)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         found = super().get_attr(target, args, kwargs)
-        return (lambda *xs: OnArrays(found).run(*xs)) if isinstance(found, GraphModule) else found
+        return (lambda *xs: OnArrays(found, self.key).run(*xs)) if isinstance(found, GraphModule) else found
