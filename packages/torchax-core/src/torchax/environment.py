@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from torchax import config, dispatch, random, transfer
+from torchax import config, derived, dispatch, random, transfer
 from torchax.functions import register_function
 from torchax.stateful import from_cpu
 from torchax.tensor import Tensor, wrap
@@ -238,7 +238,8 @@ def _unless_none(value: Any, make: Callable[[Any], Any]) -> Iterator[None]:
 
 def override(op: Any, fn: Callable[..., Any], *, static: tuple[str, ...] = (), eager: bool = False) -> None:
     """Make a function on ``jax.Array``s the definition of an operator, of all its functional overloads if ``op`` is a
-    packet; in-place and ``out=`` variants follow."""
+    packet; in-place and ``out=`` variants follow, and what `derived` derives."""
+    op = getattr(op, "_opoverload", op)  # what torch.library.custom_op makes
     overloads = [getattr(op, o) for o in op.overloads()] if isinstance(op, torch._ops.OpOverloadPacket) else [op]
 
     for overload in overloads:
@@ -246,6 +247,8 @@ def override(op: Any, fn: Callable[..., Any], *, static: tuple[str, ...] = (), e
             continue
         entry = Op(overload.name(), fn, frozenset(static), frozenset(), key_parameter(fn), eager, None)
         dispatch.overrides[overload] = dispatch.Functional(overload, entry)
+        if entry.key is None and not eager:
+            derived.derive(overload, fn, entry.static)
     dispatch.forget_plans()
 
 

@@ -13,10 +13,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 def op(*aten: Any, static: tuple[str, ...] = (), eager: bool = False, **flags: Any) -> Callable[[F], F]:
     """Define operators by the decorated function of ``jax.Array``s.
 
-    In-place and ``out=`` variants, ``jit`` and ``vmap`` follow from it; autograd is PyTorch's own for aten operators.
+    In-place and ``out=`` variants, ``jit`` and ``vmap`` follow from it, and autograd to any order; aten operators, and those
+    for which ``torch.library.register_autograd`` was called, keep their own derivatives.
 
     Args:
-        aten: operators or packets (``torch.ops.aten.frexp``, ``torch.ops.mylib.scale.default``).
+        aten: operators or packets (``torch.ops.aten.frexp``, ``torch.ops.mylib.scale.default``), or what
+            ``torch.library.custom_op`` made.
         static: ``Scalar`` and ``float`` arguments whose Python value the function needs.
         eager: the result's shape depends on values; the function then runs outside ``jit``.
         flags: accepted for google/torchax's spelling (``is_view_op``, ``needs_env`` ...), without effect.
