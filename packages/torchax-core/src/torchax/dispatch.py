@@ -183,7 +183,7 @@ def _float(a: float) -> Any:
 class Call:
     """One encoded call: the key, the arrays and numbers it stands for, and what was seen on the way."""
 
-    __slots__ = ("arrays", "device", "key", "noncontiguous", "seed", "traced")
+    __slots__ = ("arrays", "device", "generator", "key", "noncontiguous", "traced")
 
     def __init__(self) -> None:
         self.key: list[Any] = []
@@ -191,7 +191,7 @@ class Call:
         self.device: torch.device | None = None
         self.noncontiguous = False
         self.traced = False
-        self.seed: int | None = None
+        self.generator: torch.Generator | None = None
 
 
 class Encoder:
@@ -257,7 +257,7 @@ class Encoder:
         elif a is None or isinstance(a, bool):
             key.append(a)
         elif kind == GENERATOR:
-            call.seed = random.seed_from(a)
+            call.generator = a
             key.append(None)
         elif kind == SKIPPED:
             key.append(None)
@@ -421,6 +421,7 @@ class Functional:
         self.op = op
         self.encode = Encoder(func, op)
         self.compiled: dict[tuple[Any, ...], Any] = {}
+        self.widths: dict[Any, Any] = {}  # results of `wide_dtypes`
         self.name = schema.schema_name(func).replace("::", "_").replace(".", "_")
         self.positional, self.kinds = self.encode.positional, self.encode.kinds
         self.simple = not (op.key or op.eager or op.check)
@@ -541,11 +542,11 @@ class Functional:
         """Run an operator that draws random numbers: the generator's state goes in, and comes back advanced."""
         fn = self.function(key)
         index = (call.device.index or 0) if call.device is not None else 0
-        if call.seed is not None:
-            seeded = random.state_from_seed(call.seed, devices.jax_device(index))
-            if isinstance(seeded, _Tracer):
-                random.refuse_frozen("an explicit generator")
-            return fn(*call.arrays, seeded)[0]
+        if call.generator is not None:
+            seeded = random.state_of(call.generator, devices.jax_device(index))
+            outs, advanced = fn(*call.arrays, seeded)
+            random.check_given(seeded, advanced, "an explicit generator")
+            return outs
         with random.generator(index) as state:
             outs, advanced = fn(*call.arrays, state.array)
             random.advance(state, advanced)
@@ -587,21 +588,26 @@ class Functional:
     def wide_dtypes(self, key: tuple[Any, ...], call: Call, args: Any, kwargs: Any) -> Any:
         """PyTorch's dtypes of results that will be stored narrow: those of the same operator on wide inputs."""
         wide = iter(_wide_inputs(args, kwargs, self.encode))
-        avals = []
+        avals: list[Any] = []
         for a in call.arrays:
             if isinstance(a, (bool, int, float, complex)):
                 avals.append(a)
             else:
                 avals.append(jax.ShapeDtypeStruct(a.shape, next(wide, a.dtype)))  # type: ignore[arg-type]
-        n, parts = key[0], key[1:]
+        kinds = tuple(type(a) if isinstance(a, (bool, int, float, complex)) else (a.shape, a.dtype) for a in avals)
+        found = self.widths.get((key, kinds))
+        if found is None:
+            n, parts = key[0], key[1:]
 
-        def fn(*arrays: Any) -> Any:
-            prng = jax.random.key(0) if self.op.key else None
-            return _strong(_call(self.op, Decoder(parts, n, arrays), prng))
+            def fn(*arrays: Any) -> Any:
+                prng = jax.random.key(0) if self.op.key else None
+                return _strong(_call(self.op, Decoder(parts, n, arrays), prng))
 
-        with jax.enable_x64(True):
-            shaped = jax.eval_shape(fn, *avals)
-        return jax.tree.map(lambda s: JAX_DTYPE_TO_TORCH.get(np.dtype(s.dtype)), shaped)
+            with jax.enable_x64(True):
+                shaped = jax.eval_shape(fn, *avals)
+            found = jax.tree.map(lambda s: JAX_DTYPE_TO_TORCH.get(np.dtype(s.dtype)), shaped)
+            self.widths[key, kinds] = found
+        return found
 
     def strided(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give results the strides that PyTorch gives them for these non-contiguous inputs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ _lock = threading.RLock()
 _seed: int | None = None  # what manual_seed_all said; None: drawn when first needed
 _seeded_in: Any = None  # the trace it said so in
 _states: dict[int, tuple[int, Storage]] = {}  # device index -> (seed, state)
+_lifting = threading.local()  # ``draws``: how a trace that takes all random state in gets an explicit generator's
 _override = threading.local()  # a key given for a while by the environment, per thread
 
 
@@ -55,9 +56,19 @@ def advance(state: Storage, advanced: Any) -> None:
     Raises:
         RuntimeError: a trace computed it from a state that it was not given.
     """
-    if isinstance(advanced, jax.core.Tracer) and not isinstance(state.array, jax.core.Tracer):
-        refuse_frozen("the device's generator")
+    check_given(state.array, advanced, "the device's generator")
     state.array = advanced
+
+
+def check_given(state: Any, advanced: Any, what: str) -> None:
+    """Check that a draw within a trace came from a state that the trace was given.
+
+    Raises:
+        RuntimeError: it did not.
+    """
+    frozen = isinstance(advanced, jax.core.Tracer) and not isinstance(state, jax.core.Tracer)
+    if frozen and getattr(_lifting, "draws", None) is None:
+        refuse_frozen(what)
 
 
 def refuse_frozen(what: str) -> None:
@@ -149,6 +160,22 @@ def set_state(state: torch.Tensor, index: int) -> None:
         array = jnp.asarray(words[2:].astype(np.uint32))
         device = devices.jax_device(index)
         _states[index] = (seed, Storage(array if device is None else jax.device_put(array, device)))
+
+
+def state_of(generator: torch.Generator, device: jax.Device | None) -> Any:
+    """A state for one draw from a CPU generator, whose own state advances by it."""
+    draws = getattr(_lifting, "draws", None)
+    return state_from_seed(seed_from(generator), device) if draws is None else draws(generator, device)
+
+
+@contextmanager
+def lifted(draws: Callable[[torch.Generator, Any], Any]) -> Iterator[None]:
+    """A trace that takes random state in: ``draws(generator, device)`` gives it an explicit generator's, for one draw."""
+    before, _lifting.draws = getattr(_lifting, "draws", None), draws
+    try:
+        yield
+    finally:
+        _lifting.draws = before
 
 
 def seed_from(generator: torch.Generator) -> int:
