@@ -22,7 +22,7 @@ nox.options.error_on_missing_interpreters = True
 CHECK = ["ruff", "mypy"]
 SITE = ["mkdocs-material", "pymdown-extensions"]
 QUICKSTART = ["scikit-learn", "matplotlib", "rich", "optax"]
-BENCH = ["rich", "psutil"]
+BENCH = ["rich", "psutil", "optax"]
 
 
 def _group(package: str, name: str = "test") -> list[str]:
@@ -104,14 +104,14 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures against CPU torch and jax.numpy in one run: ``nox -s bench -- eager``."""
+    """Figures against CPU torch and jax.numpy in one run: ``nox -s bench -- eager`` or ``jit``."""
     name, *args = session.posargs or ["eager"]
     script = ROOT / "bench" / f"{name}.py"
     if not script.exists():
         session.error(
             f"no bench named {name!r}; there are: {', '.join(sorted(p.stem for p in script.parent.glob('*.py')))}"
         )
-    _install(session, "core", *BENCH)
+    _install(session, "interop", *BENCH)
     session.run("python", str(script), *args)
 
 

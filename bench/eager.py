@@ -336,14 +336,15 @@ def memory() -> list[Line]:
 SECTIONS = {"ops": ops, "compilations": compiling, "gpt": gpt, "import": importing, "memory": memory}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", default=[], metavar="section", help=f"of {', '.join(SECTIONS)}")
-    chosen = parser.parse_args().sections or list(SECTIONS)
-    if unknown := set(chosen) - set(SECTIONS):
-        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+def main(sections: dict[str, Callable[[], list[Line]]], description: str) -> None:
+    """Run the sections that the command line names, or all, and print one table."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("sections", nargs="*", default=[], metavar="section", help=f"of {', '.join(sections)}")
+    chosen = parser.parse_args().sections or list(sections)
+    if unknown := set(chosen) - set(sections):
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
     jax.monitoring.register_event_duration_secs_listener(_count_compilation)
-    lines = [line for name in chosen for line in SECTIONS[name]()]
+    lines = [line for name in chosen for line in sections[name]()]
     table = Table(title=f"torch {torch.__version__}, jax {jax.__version__}, {torch.get_num_threads()} threads")
     for column in ("figure", "goal", "measured", ""):
         table.add_column(column)
@@ -354,4 +355,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(SECTIONS, __doc__)

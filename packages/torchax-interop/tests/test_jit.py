@@ -350,6 +350,20 @@ def test_seeding_inside():
     assert torch.equal(torch.rand(4, device="jax"), after)
 
 
+def test_an_explicit_generator_is_an_input():
+    g = torch.Generator().manual_seed(0)
+
+    def f(x):
+        return torch.rand(3, device="jax", generator=g) + torch.zeros_like(x).uniform_(generator=g)
+
+    jitted = jax_jit(f)
+    got = [jitted(ones(3)) for _ in range(3)]
+    g.manual_seed(0)
+    for x in got:
+        assert torch.equal(f(ones(3)), x)
+    assert jitted.count == 1
+
+
 # --- gradients --------------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from torchax import dispatch
 from torchax.interop import _optimizers
 from torchax.interop._program import Program
 from torchax.interop._state import walk
-from torchax.interop._trace import Inputs, Run, trace
+from torchax.interop._trace import Draw, Inputs, Run, trace
 from torchax.interop._tree import Spec, flatten
 from torchax.interop._views import jax_view, torch_view
 from torchax.interop._x64 import wide
@@ -200,7 +200,7 @@ class Jitted:
         count: dict[Storage, int] = {}
         for box in boxes:
             count[box] = count.get(box, 0) + 1
-        reached = {box for program in self.last_programs() for box in program.last_boxes}
+        reached = self.latest[1].reached if self.latest else ()
         for i, t in enumerate(given):
             if t._chain is not ROOT and count[t._box] == 1 and t._box not in reached:
                 array = t._value()
@@ -208,9 +208,6 @@ class Jitted:
                 kinds[i] = (t.dtype, t.shape, t.requires_grad, "by value")
                 read.append((t, boxes[i], array))
         return read
-
-    def last_programs(self) -> list[Program]:
-        return [self.latest[1]] if self.latest else []
 
     def without_static(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments, with the static ones hidden from being taken apart."""
@@ -290,6 +287,7 @@ class Jitted:
         _optimizers.refuse(before.optimizers)
         placeholders: list[Tensor] = []
         extra: list[Storage] = []
+        draws: list[Draw] = []
         rates = _optimizers.rates(before.optimizers)
         outer = getattr(_local, "tracing", False)
         _local.tracing = True
@@ -301,7 +299,7 @@ class Jitted:
                         p.grad = torch.empty_like(p)
                         placeholders.append(p)
             while True:
-                inputs = Inputs(given, walk(roots), extra, rates)
+                inputs = Inputs(given, walk(roots), extra, rates, draws)
                 try:
                     result = trace(fn, inputs)
                 except jax.errors.ConcretizationTypeError:
@@ -314,6 +312,8 @@ class Jitted:
                     _clear(placeholders)
                 elif result.missed:
                     extra = [*extra, *result.missed]
+                elif result.draws != draws:
+                    draws = result.draws
                 elif not _optimizers.forget_unused(fresh, inputs, result):
                     break
         except BaseException:

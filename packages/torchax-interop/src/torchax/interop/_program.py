@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import torch
 
+from torchax import random
 from torchax.interop._calls import call_jax
 from torchax.interop._state import Guard
 from torchax.interop._trace import Inputs, Result, Run, generators
@@ -43,10 +44,15 @@ class Program:
     ) -> None:  # fmt: skip
         self.result = result
         self.count = count
-        self.places = [(place.record.container, place.key) for place in inputs.state.places]
-        self.labels = [place.label for place in inputs.state.places]
+        self.containers: list[Any] = [place.record.container for place in inputs.places]
+        self.keys = [place.key for place in inputs.places]
+        self.labels = [place.label for place in inputs.places]
+        self.twins = [(place.record.container, place.key, i, place.label) for place, i in inputs.twins]
+        self.twin_containers: list[Any] = [c for c, _, _, _ in self.twins]
+        self.twin_keys = [k for _, k, _, _ in self.twins]
         self.rates = inputs.rates
         self.extra = inputs.extra
+        self.draws = inputs.draws
         self.views = [view_of(t) for t in inputs.holders]
         self.wants_grad = [t.requires_grad for t in inputs.holders]
         rates = {id(group) for group in self.rates}
@@ -66,8 +72,9 @@ class Program:
         self.used = [source[i] for i in result.used]
         self.written = [source[i] for i in result.written]
         self.boxes = source  # of each position that a recipe may name
-        self.last: list[Tensor] = inputs.holders[count:]
-        self.last_boxes = [t._box for t in self.last]
+        # Arguments usually share no storage with each other or with what is reached besides.
+        self.apart = self.aliases[:count] == list(range(count)) and not any(k < count for k in self.aliases[count:])
+        self.remember(inputs.holders[count:])
 
         donated = {*donate, *(self.written if donate_state else ())}
         self.donated = [k for k, s in enumerate(self.used) if s in donated]
@@ -86,26 +93,39 @@ class Program:
 
     # --- whether it fits ----------------------------------------------------------------------------------------------
 
+    def remember(self, found: list[Tensor]) -> None:
+        """Keep what was found, with which the next call is likely to come again."""
+        self.last = found
+        self.last_twins = [found[i] for _, _, i, _ in self.twins]
+        self.last_boxes = [t._box for t in found]
+        self.last_chains = [t._chain for t in found]
+        self.reached = set(self.last_boxes)
+
     def bind(self, given: list[Tensor], boxes: list[Storage]) -> Run | None:
         """The tensors and storages of one call; ``None`` where this program was traced for other ones."""
         try:
-            found = [c[k] for c, k in self.places]
+            found: list[Any] = list(map(operator.getitem, self.containers, self.keys))
+            twins: list[Any] = list(map(operator.getitem, self.twin_containers, self.twin_keys))
         except LookupError:
             return None
         if not self.guard.holds():
             return None
-        holders = given + found
-        found_boxes = (
-            [t._box for t in found] if all(type(t) is Tensor or isinstance(t, Tensor) for t in found) else None
+        again = all(map(operator.is_, found, self.last)) and all(map(operator.is_, twins, self.last_twins))
+        if not again and not (
+            all(isinstance(t, Tensor) for t in found)
+            and all(t is found[i] for t, (_, _, i, _) in zip(twins, self.twins, strict=True))
+        ):
+            return None
+        found_boxes = [t._box for t in found]
+        again = (
+            again
+            and found_boxes == self.last_boxes
+            and [t._chain for t in found] == self.last_chains
+            and [t.requires_grad for t in found] == self.wants_grad[self.count :]
         )
-        if found_boxes is None:
+        if not again and not self.same_kind(found):
             return None
-        if (
-            found_boxes != self.last_boxes
-            or not all(map(operator.is_, found, self.last))
-            or [t.requires_grad for t in found] != self.wants_grad[self.count :]
-        ) and not self.same_kind(found):
-            return None
+        holders = given + found
         grads = []
         for i, view in self.grads:
             grad = holders[i].grad
@@ -114,11 +134,13 @@ class Program:
             if grad is not None:
                 grads.append(grad._box)
         listed = [*boxes, *found_boxes, *grads, *generators(holders), *self.extra]
-        if len(set(listed)) != self.distinct and not self.same_aliases(listed):
+        if again and self.apart and not grads:
+            if len(set(boxes)) != self.count or not self.reached.isdisjoint(boxes):
+                return None
+        elif not self.same_aliases(listed):
             return None
-        if found_boxes != self.last_boxes and not self.same_aliases(listed):
-            return None
-        self.last, self.last_boxes = found, found_boxes
+        if not again:
+            self.remember(found)
         return Run(holders, listed)
 
     def same_kind(self, found: list[Tensor]) -> bool:
@@ -136,7 +158,7 @@ class Program:
         found = self.guard.difference()
         if found is not None:
             return found
-        now: list[Any] = [c[k] if k in c or isinstance(c, list) else None for c, k in self.places]
+        now = list(map(_get, self.containers, self.keys))
         for label, t, view, wanted in zip(
             self.labels, now, self.views[self.count :], self.wants_grad[self.count :], strict=True
         ):
@@ -144,6 +166,9 @@ class Program:
                 return f"{label} is another kind of tensor"
             if t.requires_grad != wanted:
                 return f"{label}.requires_grad is now {t.requires_grad}"
+        for c, k, i, label in self.twins:
+            if c[k] is not now[i]:
+                return f"{label} is no longer the same tensor as {self.labels[i]}"
         for i, view in self.grads:
             if (([*given, *now][i]).grad is None) is not (view is None):
                 label = self.labels[i - self.count] if i >= self.count else f"argument {i}"
@@ -160,6 +185,7 @@ class Program:
                 if sys.getrefcount(arrays[k]) > _HOLD:
                     arrays[k] = arrays[k].copy()
         arrays += [np.float64(group["lr"]) for group in self.rates]
+        arrays += [random.state_of(generator, device) for generator, device in self.draws]
         return arrays
 
     def __call__(self, run: Run, inline: bool = False) -> Any:
@@ -169,8 +195,12 @@ class Program:
             run.differentiable = _Differentiable.apply(self, run, inline, *leaves)
         else:
             arrays = self.arguments(run)
-            with wide():
-                outs = self.function(*arrays) if inline else self.compiled(*arrays)
+            if inline:
+                with wide():
+                    outs = self.function(*arrays)
+            else:
+                with jax.enable_x64(True):
+                    outs = self.compiled(*arrays)
             self.put_back(run, outs)
             run.differentiable = tuple(make(run) for make in self.result.differentiable)
         run.boxes = [run.boxes[s] if s is not None else None for s in self.boxes]  # type: ignore[misc]
@@ -200,6 +230,10 @@ class Program:
             return outs[n:], outs[:n]
 
         return jax.vjp(fn, leaves, has_aux=True)
+
+
+def _get(container: Any, key: Any) -> Any:
+    return container[key] if isinstance(container, list) or key in container.keys() else None  # noqa: SIM118
 
 
 class _Differentiable(torch.autograd.Function):

@@ -245,11 +245,12 @@ class Guard:
     """Whether what a trace found constant still is."""
 
     def __init__(self, state: State, keep: Callable[[Record, Any], bool]) -> None:
-        kept = [(r, k, v) for r, k, v in state.constants() if keep(r, k)]
+        # Only what is compared is kept: a record would keep tensors alive that were replaced since.
+        kept = [(r.container, k, v, r.path(k)) for r, k, v in state.constants() if keep(r, k)]
         self.constants = kept
-        self.containers = [r.container for r, _, _ in kept]
-        self.keys = [k for _, k, _ in kept]
-        self.values = [v for _, _, v in kept]
+        self.containers = [c for c, _, _, _ in kept]
+        self.keys = [k for _, k, _, _ in kept]
+        self.values = [v for _, _, v, _ in kept]
         whole = [r for r in state.records if r.guarded and r.names is None and not isinstance(r.container, tuple)]
         self.empty = [r.container for r in whole if not r.held]
         full = [r for r in whole if r.held]
@@ -273,10 +274,10 @@ class Guard:
 
     def changed(self) -> str | None:
         """The first difference, in words."""
-        for record, key, value in self.constants:
-            now = record.container[key] if _has(record.container, key) else MISSING
+        for container, key, value, path in self.constants:
+            now = container[key] if _has(container, key) else MISSING
             if now is not value and not _equal(now, value):
-                return f"{record.path(key)} was {_short(value)}, now {_short(now)}"
+                return f"{path} was {_short(value)}, now {_short(now)}"
         return None
 
     def difference(self) -> str | None:

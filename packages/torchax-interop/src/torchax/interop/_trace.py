@@ -19,12 +19,13 @@ import torch
 
 from torchax import devices, random
 from torchax.interop import _optimizers
-from torchax.interop._state import MISSING, Record, State, walk
+from torchax.interop._state import MISSING, Place, State, walk
 from torchax.interop._tree import LEAF, flatten
 from torchax.storage import Storage, watched
 from torchax.tensor import Tensor, adopt, view_of, view_on, wrap
 
 Make = Callable[["Run"], Any]
+Draw = tuple[torch.Generator, Any]  # a generator, and the device its numbers go to
 _grad = inspect.getattr_static(torch.Tensor, "grad")
 
 
@@ -53,6 +54,7 @@ class Result:
         grads: holders whose ``.grad`` at the beginning mattered, each with what it looked at (``None``: it had none).
         differentiable: makes the tensors among the result that have a gradient by the inputs.
         missed: storages that were used and that no walk found.
+        draws: the explicit generators drawn from.
     """
 
     closed: Any
@@ -64,6 +66,7 @@ class Result:
     grads: dict[int, Any]
     differentiable: list[Make]
     missed: list[Storage]
+    draws: list[Draw]
 
 
 class Inputs:
@@ -73,11 +76,25 @@ class Inputs:
         given: the tensors among the arguments.
         state: what the function reaches besides.
         extra: storages that an earlier trace missed.
+        rates: parameter groups whose learning rate is a number.
+        draws: the explicit generators that are drawn from, one after the other.
     """
 
-    def __init__(self, given: list[Tensor], state: State, extra: list[Storage], rates: list[dict[str, Any]]) -> None:
-        self.state, self.extra, self.rates = state, extra, rates
-        self.holders = [*given, *(place.tensor for place in state.places)]
+    def __init__(
+        self, given: list[Tensor], state: State, extra: list[Storage], rates: list[dict[str, Any]], draws: list[Draw]
+    ) -> None:
+        self.state, self.extra, self.rates, self.draws = state, extra, rates, draws
+        # A tensor found in several places is lifted once; its other places are its twins.
+        known: dict[int, int] = {}
+        self.places: list[Place] = []
+        self.twins: list[tuple[Place, int]] = []
+        for place in state.places:
+            i = known.setdefault(id(place.tensor), len(self.places))
+            if i == len(self.places):
+                self.places.append(place)
+            else:
+                self.twins.append((place, i))
+        self.holders = [*given, *(place.tensor for place in self.places)]
         once = {id(t): i for i, t in reversed(list(enumerate(self.holders)))}
         leaves = [i for i in sorted(once.values()) if self.holders[i].is_leaf and self.holders[i].requires_grad]
         self.grads = {i: _grad.__get__(self.holders[i]) for i in leaves}
@@ -174,6 +191,8 @@ class _Session:
         self.grad_mode = torch.is_grad_enabled()
         self.known_cpu = {id(t) for t, _, _ in inputs.state.cpu}
         self.tracers: list[Any] = []
+        self.states: Sequence[Any] = ()
+        self.drawn: list[Draw] = []
         self.result: Any = None
 
     # --- following storages -------------------------------------------------------------------------------------------
@@ -190,6 +209,12 @@ class _Session:
         if key not in self.born and key not in self.inputs.position and key not in self.missed:
             self.missed[key] = (box, array)
 
+    def draw(self, generator: torch.Generator, device: Any) -> Any:
+        """The state for the next draw from an explicit generator: an input, once a trace has counted the draws."""
+        n = len(self.drawn)
+        self.drawn.append((generator, device))
+        return self.states[n] if n < len(self.states) else random.state_from_seed(0, device)
+
     # --- the trace ----------------------------------------------------------------------------------------------------
 
     def body(self, *arrays: Any) -> list[Any]:
@@ -199,7 +224,9 @@ class _Session:
             box.array = tracer
         self.grads.arrays = {i: inputs.grads[i]._box.array for i in inputs.with_grad}
         lifted = {}
-        for group, number in zip(inputs.rates, arrays[len(inputs.boxes) :], strict=True):
+        after = len(inputs.boxes) + len(inputs.rates)
+        self.states = arrays[after:]
+        for group, number in zip(inputs.rates, arrays[len(inputs.boxes) : after], strict=True):
             lifted[id(group)] = group["lr"] = wrap(number)
             self.on_birth(group["lr"]._box)
         for group in _optimizers.groups(inputs.state.optimizers):
@@ -208,6 +235,7 @@ class _Session:
         with ExitStack() as stack:
             stack.enter_context(watched(self.on_birth, self.on_read, self.unless_known))
             stack.enter_context(_compiling())
+            stack.enter_context(random.lifted(self.draw))
             stack.enter_context(self.grads.followed())
             out = self.fn()
             self.grads.finish(inputs.holders)
@@ -243,7 +271,8 @@ class _Session:
         rates = [np.float64(group["lr"]) for group in inputs.rates]
         undo = self.undo(arrays)
         try:
-            closed = jax.make_jaxpr(self.body)(*arrays, *rates)
+            states = [random.state_from_seed(0, device) for _, device in inputs.draws]
+            closed = jax.make_jaxpr(self.body)(*arrays, *rates, *states)
         finally:
             undo()
         for t, version, label in inputs.state.cpu:
@@ -266,6 +295,7 @@ class _Session:
             strides=[b.strides for b in self.outputs],
             grads={i: None if inputs.grads[i] is None else view_of(inputs.grads[i]) for i in sorted(matter)},
             missed=[box for box, _ in self.missed.values()],
+            draws=self.drawn,
             **self.result,
         )
 
@@ -369,7 +399,7 @@ class _Session:
                     continue
                 if key == "capturable" and record.held.get(key) is False:
                     continue
-                yield _set_item(record, key, self.recipe(value, record.path(key)))
+                yield _set_item(record.container, key, self.recipe(value, record.path(key)))
             for key in record.held.keys() - now.keys():
                 yield _delete_item(record.container, key)
 
@@ -427,8 +457,8 @@ def _differentiable(k: int) -> Make:
     return lambda run: run.differentiable[k]
 
 
-def _set_item(record: Record, key: Any, made: Make) -> Callable[[Run], None]:
-    return lambda run: record.container.__setitem__(key, made(run))
+def _set_item(container: Any, key: Any, made: Make) -> Callable[[Run], None]:
+    return lambda run: container.__setitem__(key, made(run))
 
 
 def _delete_item(container: Any, key: Any) -> Callable[[Run], None]:
