@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from .._elementwise import ArrayLike, elementwise, unary
-from .._promotion import cast, category, dtype_of, is_complex, is_floating, opmath
+from .._promotion import cast, category, default_float, dtype_of, is_complex, is_floating, opmath
 from .._registry import exported, register
 from .._shapes import canonical_dim
 
@@ -662,8 +662,10 @@ def native_dropout(
 
 @register("native_dropout_backward")
 def native_dropout_backward(grad_output: ArrayLike, mask: ArrayLike, scale: Any) -> jax.Array:
-    """``grad_output * mask * scale`` in the dtype of ``grad_output``."""
-    return _masked_scale(grad_output, mask, scale)
+    """``grad_output * mask * scale`` in the dtype of ``grad_output``, in the default float where that is of integers."""
+    grad_output = jnp.asarray(grad_output)
+    dtype = grad_output.dtype if category(grad_output.dtype) >= 2 else default_float()
+    return _masked_scale(cast(grad_output, dtype), mask, scale)
 
 
 @register("_masked_scale")
