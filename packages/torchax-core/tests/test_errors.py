@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from _programs import DEVICE, leaf, on_cpu, ramp, refuses, same
+from _programs import DEVICE, leaf, on_cpu, outcome, ramp, refuses, same
 
 import torchax
 
@@ -325,6 +325,52 @@ def test_python_values(program: Callable[[str], Any], words: list[str]):
 )
 def test_out(program: Callable[[str], Any], words: list[str]):
     refuses(program, *words)
+
+
+WITH_OUT: list[Callable[..., Any]] = [
+    torch.add, torch.eq, torch.exp, torch.neg, torch.abs, torch.floor, torch.sign, torch.round, torch.isposinf,
+    torch.nan_to_num, torch.frexp, torch.sum, torch.mean, torch.prod, torch.logsumexp, torch.amax, torch.argmax, torch.all,
+    torch.cumsum, torch.cumprod, torch.logcumsumexp, torch.cummax, torch.max, torch.sort, torch.topk, torch.kthvalue,
+    torch.mm, torch.matmul, torch.inverse, torch.linalg.qr, torch.linalg.cholesky, torch.geqrf, torch.tril, torch.diag,
+    torch.cat, torch.stack, torch.nonzero, torch.softmax, torch.fft.fft, torch.linalg.vector_norm,
+]  # fmt: skip
+ARGUMENTS: dict[Callable[..., Any], Callable[[torch.Tensor], tuple[Any, ...]]] = {
+    **dict.fromkeys([torch.add, torch.eq, torch.mm, torch.matmul], lambda x: (x, x)),
+    **dict.fromkeys(
+        [torch.sum, torch.mean, torch.prod, torch.logsumexp, torch.amax, torch.argmax, torch.all, torch.cumsum,
+         torch.cumprod, torch.logcumsumexp, torch.cummax, torch.max, torch.softmax], lambda x: (x, 0)
+    ),
+    **dict.fromkeys([torch.topk, torch.kthvalue], lambda x: (x, 1)),
+    **dict.fromkeys([torch.cat, torch.stack], lambda x: ([x, x],)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("f", WITH_OUT, ids=lambda f: f.__name__)
+def test_out_of_other_dtypes(f: Callable[..., Any]):
+    """Accepted or refused as on CPU, each result in turn; where accepted, with CPU's values."""
+
+    def arguments(device: str) -> tuple[Any, ...]:
+        return ARGUMENTS.get(f, lambda x: (x,))(torch.tensor([[2.0, 1.0], [1.0, 3.0]]).to(device))
+
+    result = f(*arguments("cpu"))
+    results = [result] if isinstance(result, torch.Tensor) else list(result)
+    for i, r in enumerate(results):
+        for dtype in {DOUBLE, torch.float16, LONG, torch.int32, COMPLEX, BOOL} - {r.dtype}:
+
+            def program(device: str, i: int = i, dtype: torch.dtype = dtype) -> Any:
+                outs = [
+                    torch.empty_like(x, dtype=dtype if i == j else x.dtype, device=device)
+                    for j, x in enumerate(results)
+                ]
+                f(*arguments(device), out=outs[0] if isinstance(result, torch.Tensor) else tuple(outs))
+                return outs
+
+            want = outcome(program, "cpu")
+            if isinstance(want, Exception):
+                got = outcome(program, DEVICE)
+                assert type(got) is type(want), f"{dtype}: {got!r}, where CPU gives {want!r}"
+            else:
+                same(program(DEVICE), want)
 
 
 # --- devices ---------------------------------------------------------------------------------------------------------

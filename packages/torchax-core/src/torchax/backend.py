@@ -109,8 +109,9 @@ def _register_kernels() -> None:
     for name in _FACTORIES:
         library.impl(name, _factory(_overload(name)), "PrivateUse1")
     # PyTorch has an autograd formula for the whole of these; it uses it for a backend that has a kernel of its own, where it
-    # would else take them apart. The Python key comes first, so this kernel is never run.
-    for name in ("linear",):
+    # would else take them apart; and one_hot, taken apart, looks at its values on CPU and cuda only. The Python key comes
+    # first, so this kernel is never run.
+    for name in ("linear", "one_hot"):
         library.impl(name, functools.partial(_unreachable, name), "PrivateUse1")
     library.impl("scaled_dot_product_attention", stateful.attention, "AutogradPrivateUse1")
     library.impl("_pin_memory", _pin_memory, "CPU")

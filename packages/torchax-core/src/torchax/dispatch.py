@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,11 +17,11 @@ import numpy as np
 import torch
 
 import torchax_ops
-from torchax import devices, random, schema, tensor, transfer, view_ops
+from torchax import devices, overlap, random, schema, tensor, transfer, view_ops
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
 from torchax.errors import OperatorNotFound
 from torchax.schema import GENERATOR, NUMBERS, SKIPPED, STATIC, TENSOR, TENSORS, TRACED
-from torchax.tensor import Tensor, plans, view_of, view_on, wide_for, wrap
+from torchax.tensor import Tensor, plans, stored_dtype, view_of, view_on, wide_for, wrap
 from torchax.views import ROOT, Chain
 from torchax_ops import Op
 
@@ -111,7 +110,9 @@ def _writing(func: Any) -> Plan | None:
     if source is None:
         return None
     if schema.out_arguments(func):
-        return functools.partial(_run_out, func, source)
+        from torchax.out_variants import run_out
+
+        return functools.partial(run_out, func, source)
     mine = overrides.get(source)
     op = mine.op if isinstance(mine, Functional) else torchax_ops.lookup(schema.schema_name(source))
     if op is not None and source not in handlers:
@@ -504,7 +505,7 @@ class Functional:
             _array_type = type(call.arrays[0])
         try:
             if self.op.check is not None and not call.traced:
-                self.check(args, kwargs)
+                self.check(call, args, kwargs)
             eager = bool(self.op.eager) and self.runs_eagerly(args, kwargs)
             if call.traced or narrow_storage or eager:
                 return self.invoke_specially(call, len(args), args, kwargs, eager)
@@ -570,10 +571,16 @@ class Functional:
             return self.op.eager
         return self.op.eager(*map(_concrete, self.padded(args, kwargs)), **self.concrete(kwargs))
 
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the values. What is wrong with shapes and dtypes is said first, as PyTorch does."""
         assert self.op.check is not None
         with jax.enable_x64(not narrow_storage):
-            self.op.check(*map(_concrete, self.padded(args, kwargs)), **self.concrete(kwargs))
+            try:
+                self.op.check(*map(_concrete, self.padded(args, kwargs)), **self.concrete(kwargs))
+            except Exception:
+                if not self.op.eager:
+                    self.shapes((len(args), *call.key), call.arrays)
+                raise
 
     def padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The positional arguments, with the defaults that PyTorch left out."""
@@ -597,17 +604,21 @@ class Functional:
         kinds = tuple(type(a) if isinstance(a, (bool, int, float, complex)) else (a.shape, a.dtype) for a in avals)
         found = self.widths.get((key, kinds))
         if found is None:
-            n, parts = key[0], key[1:]
-
-            def fn(*arrays: Any) -> Any:
-                prng = jax.random.key(0) if self.op.key else None
-                return _strong(_call(self.op, Decoder(parts, n, arrays), prng))
-
             with jax.enable_x64(True):
-                shaped = jax.eval_shape(fn, *avals)
+                shaped = self.shapes(key, avals)
             found = jax.tree.map(lambda s: JAX_DTYPE_TO_TORCH.get(np.dtype(s.dtype)), shaped)
             self.widths[key, kinds] = found
         return found
+
+    def shapes(self, key: tuple[Any, ...], arrays: Any) -> Any:
+        """The shapes and dtypes of the results; raises what is wrong with those of ``arrays``."""
+        n, parts = key[0], key[1:]
+
+        def fn(*arrays: Any) -> Any:
+            prng = jax.random.key(0) if self.op.key else None
+            return _strong(_call(self.op, Decoder(parts, n, arrays), prng))
+
+        return jax.eval_shape(fn, *arrays)
 
     def strided(self, results: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give results the strides that PyTorch gives them for these non-contiguous inputs."""
@@ -630,6 +641,7 @@ class InPlace(Functional):
         super().__init__(func, op)
         self.written = schema.written(func)
         self.fresh = schema.fresh_returns(func)
+        self.overlaps = overlap.rule_of(func)
         self.lists = all(self.kinds[name] == TENSORS for name in self.written)
         names = [a.name for a in func._schema.arguments]
         self.index = {name: names.index(name) for name in self.written}
@@ -656,7 +668,8 @@ class InPlace(Functional):
         targets = self.targets(args, kwargs)
         if self.func.overloadpacket.__name__ not in _WRITE_ONE_VALUE:
             for t in targets:
-                _check_writable(t, self.func)
+                overlap.check_written(t, self.func)
+        overlap.check_read(self.func, self.overlaps, targets, (*args, *kwargs.values()) if kwargs else args)
         boxes = {id(t._box) for t in targets}
         if len(boxes) != len(targets) and self.lists:
             return self.one_by_one(args, kwargs)
@@ -679,11 +692,17 @@ class InPlace(Functional):
         def element(kind: int, a: Any, i: int) -> Any:
             return [a[i]] if kind in (TENSORS, NUMBERS) and isinstance(a, (list, tuple)) and len(a) == n else a
 
-        for i in range(n):
-            self.of_one()(
-                tuple(element(k, a, i) for k, a in zip(self.positional, args, strict=False)),
-                {name: element(self.kinds[name], a, i) for name, a in kwargs.items()},
-            )
+        before = [(t._box, t._box.array) for t in self.targets(args, kwargs)]
+        try:
+            for i in range(n):
+                self.of_one()(
+                    tuple(element(k, a, i) for k, a in zip(self.positional, args, strict=False)),
+                    {name: element(self.kinds[name], a, i) for name, a in kwargs.items()},
+                )
+        except Exception:
+            for box, array in before:
+                box.array = array
+            raise
 
     def of_one(self) -> InPlace:
         """The same plan for lists of one element, among whose several arguments a storage may still come twice."""
@@ -799,15 +818,6 @@ def _type_name(dtype: Any) -> str:
 _WRITE_ONE_VALUE = {"fill_", "zero_"}  # which PyTorch lets write where elements share a place
 
 
-def _check_writable(t: Tensor, func: Any) -> None:
-    if t._noncontiguous and any(s == 0 and n > 1 for n, s in zip(t.shape, t.stride(), strict=True)):
-        raise RuntimeError(
-            f"unsupported operation: more than one element of the written-to tensor refers to a single memory "
-            f"location. Please clone() the tensor before performing the operation. ({func} on shape {list(t.shape)}, "
-            f"strides {list(t.stride())})"
-        )
-
-
 # --- writing variants of what is not one function ---------------------------------------------------------------------
 
 
@@ -824,7 +834,8 @@ def _run_in_place(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[st
     fresh_results, values = _fresh_and_written(outs, schema.fresh_returns(func), written)
     targets = _flat(argument(name) for name in written if argument(name) is not None)
     for t in targets:
-        _check_writable(t, func)
+        overlap.check_written(t, func)
+    overlap.check_read(func, overlap.rule_of(func), targets, (*args, *kwargs.values()))
     fitted = []
     for t, v in zip(targets, values, strict=False):
         with wide_for(v._box.array):
@@ -838,66 +849,7 @@ def _run_in_place(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _shaped(t: Tensor) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(t.shape), t._value().dtype)
-
-
-def _run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An ``out=`` operator: the functional twin, then its results into the given tensors, resized where they must be."""
-    names = schema.out_arguments(func)
-    order = [a.name for a in func._schema.arguments]
-    given = dict(kwargs)
-    outs = []
-    for name in names:
-        i = order.index(name)
-        outs.append(given.pop(name) if name in given else args[i])
-    args = args[: min(len(args), min(order.index(n) for n in names))]
-    for out in _flat(outs):
-        if not isinstance(out, Tensor):
-            raise RuntimeError(
-                f"Expected out tensor to have device {_device_among(args, kwargs)}, but got {out.device} instead ({func})"
-            )
-    tensors = any(isinstance(a, torch.Tensor) for a in _flat([*args, *given.values()]))
-    accepted = {a.name for a in source._schema.arguments}
-    if "dtype" in accepted and "dtype" not in given and not tensors:
-        given["dtype"] = outs[0].dtype
-    if not tensors and "device" in accepted:
-        given["device"] = outs[0].device
-    results = run(source, args, given)
-    results = list(results) if isinstance(results, (list, tuple)) else [results]
-    pairs = list(zip(_flat(outs), _flat(results), strict=False))
-    for out, result in pairs:
-        if out.device != result.device:
-            raise RuntimeError(
-                f"Expected out tensor to have device {result.device}, but got {out.device} instead ({func})"
-            )
-        check_can_cast(TORCH_DTYPE_TO_JAX[result.dtype], TORCH_DTYPE_TO_JAX[out.dtype], func)
-        if out.shape == result.shape:
-            _check_writable(out, func)
-    for out, result in pairs:
-        if out.shape != result.shape:
-            resize_out(out, tuple(result.shape))
-        with wide_for(result._box.array):
-            fitted = _fit(result._value(), _shaped(out), func)
-        out._write(fitted)
-    if not func._schema.returns:
-        return None
-    return outs[0] if len(outs) == 1 else tuple(outs)
-
-
-def resize_out(out: Tensor, shape: tuple[int, ...]) -> None:
-    """Resize an ``out=`` tensor, with PyTorch's warning where it was not empty."""
-    if out.numel() != 0:
-        warnings.warn(
-            f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
-            f"match the required output shape {list(shape)}. This behavior is deprecated, and in a future PyTorch "
-            "release outputs will not be resized unless they have zero elements. You can explicitly reuse an out "
-            "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
-            UserWarning,
-            stacklevel=2,
-        )
-    from torchax.stateful import resize
-
-    resize(out, shape)
+    return jax.ShapeDtypeStruct(tuple(t.shape), stored_dtype(t))
 
 
 def _flat(xs: Iterable[Any]) -> list[Any]:
@@ -1006,19 +958,10 @@ def _restride(t: Tensor, found: tuple[tuple[int, ...], tuple[int, ...]] | None) 
     if found is None or found[0] != tuple(t.shape) or found[1] == t.stride():
         return t
     shape, strides = found
-    if not _is_dense(shape, strides):
+    if not overlap.is_dense(shape, strides):
         return t
     t._box.strides = strides
     return view_on(t._box, (view_ops.metadata(shape, strides, t.dtype), 0, ROOT, ()), t.device)
-
-
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    expected = 1
-    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 _JAX_ERRORS = (

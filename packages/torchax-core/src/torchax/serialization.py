@@ -15,7 +15,7 @@ import torch
 
 from torchax import devices, dispatch, stateful, transfer, view_ops
 from torchax.storage import Storage
-from torchax.tensor import OWN_ATTRIBUTES, Tensor, adopt, view_on
+from torchax.tensor import OWN_ATTRIBUTES, Tensor, adopt, stored_dtype, view_on
 from torchax.views import ROOT
 
 # One CPU storage for all tensors of a torchax storage that are pickled together, so that they stay aliased.
@@ -101,7 +101,7 @@ def _cpu_storage(t: Tensor) -> torch.UntypedStorage:
     if box.strides is not None:
         flat = np.asarray(array).transpose(np.argsort([-s for s in box.strides], kind="stable"))
     cpu = transfer.to_torch(np.ascontiguousarray(flat).reshape(-1))
-    if stateful._stored(t) == box.dtype and cpu.dtype != t.dtype:
+    if stored_dtype(t) == box.dtype and cpu.dtype != t.dtype:
         cpu = cpu.to(t.dtype)  # 64-bit values stored in 32
     storage = cpu.untyped_storage()
     setattr(storage, _LOCATION, f"jax:{t.device.index or 0}")

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 import torchax_ops
-from torchax import devices, dispatch, transfer, view_ops, views
+from torchax import devices, dispatch, overlap, transfer, view_ops, views
 from torchax.dispatch import Functional, run
-from torchax.dtypes import NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
+from torchax.dtypes import NARROWED, t2j_dtype
 from torchax.storage import Storage
-from torchax.tensor import Tensor, adopt, look_at, view_of, view_on, wide_for, wrap
+from torchax.tensor import Tensor, adopt, look_at, stored_dtype, view_of, view_on, wide_for, wrap
 from torchax.views import ROOT
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ def empty_strided(
     if dispatch.narrow_storage:
         stored = NARROWED.get(stored, stored)
     meta = view_ops.metadata(shape, strides, dtype)
-    if meta.contiguous or dispatch._is_dense(shape, strides):
+    if meta.contiguous or overlap.is_dense(shape, strides):
         box = Storage.empty(shape, stored, devices.jax_device(index))
         box.strides = None if meta.contiguous else strides
         return view_on(box, (meta, 0, ROOT, ()), devices.torch_device(index))
@@ -311,11 +311,15 @@ def _copy(self: Tensor, src: torch.Tensor) -> None:
     self._write(_read_as(src, shape, stored))
 
 
+_COPY_OVERLAPS = overlap.rule_of(aten.copy_.default)
+
+
 @handles(aten.copy_.default)
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if not isinstance(self, Tensor):
         return self.copy_(src.detach().cpu())
-    dispatch._check_writable(self, "aten.copy_.default")
+    overlap.check_written(self, aten.copy_.default)
+    overlap.check_read(aten.copy_.default, _COPY_OVERLAPS, [self], [src])
     _copy(self, src)
     return self
 
@@ -409,9 +413,13 @@ for _func, _source in _IN_PLACE_VIEWS.items():
 
 
 def _strided_view(self: Tensor, size: Any, stride: Any, offset: int | None) -> view_ops.View:
-    box = self._box
     offset = int(self.storage_offset()) if offset is None else int(offset)
-    wanted = t2j_dtype(self.dtype)
+    return _view_over(self._box, self.dtype, size, stride, offset)
+
+
+def _view_over(box: Storage, dtype: torch.dtype, size: Any, stride: Any, offset: int) -> view_ops.View:
+    """A strided view of a storage's elements, taken to be of ``dtype``."""
+    wanted = t2j_dtype(dtype)
     held = wanted if NARROWED.get(wanted) == box.dtype else box.dtype
     shape, strides = tuple(int(n) for n in size), tuple(int(s) for s in stride)
     if len(shape) != len(strides):
@@ -420,7 +428,7 @@ def _strided_view(self: Tensor, size: Any, stride: Any, offset: int | None) -> v
         raise RuntimeError(
             f"as_strided: Negative strides are not supported at the moment, got strides: {list(strides)}"
         )
-    return view_ops.as_strided(box.shape, box.strides, held, self.dtype, shape, strides, offset)
+    return view_ops.as_strided(box.shape, box.strides, held, dtype, shape, strides, offset)
 
 
 @handles(aten.as_strided.default)
@@ -465,7 +473,7 @@ def resize(self: Tensor, shape: tuple[int, ...], memory_format: Any = None) -> N
     box, n = self._box, int(np.prod(shape, dtype=np.int64))
     strides = torch.empty(shape, device="meta", memory_format=memory_format or torch.contiguous_format).stride()
     offset = int(self.storage_offset())
-    held = int(np.prod(box.shape, dtype=np.int64)) * box.dtype.itemsize // _stored(self).itemsize
+    held = int(np.prod(box.shape, dtype=np.int64)) * box.dtype.itemsize // stored_dtype(self).itemsize
     if offset + n <= held:
         fresh = view_on(box, _strided_view(self, shape, strides, offset), self.device)
     elif held == 0:
@@ -476,11 +484,6 @@ def resize(self: Tensor, shape: tuple[int, ...], memory_format: Any = None) -> N
         run(aten.slice.Tensor, (fresh, 0, 0, held), {}).copy_(old)
         fresh = view_on(fresh._box, _strided_view(fresh, shape, strides, offset), self.device)
     adopt(self, fresh)
-
-
-def _stored(t: Tensor) -> np.dtype:
-    wanted = TORCH_DTYPE_TO_JAX[t.dtype]
-    return NARROWED[wanted] if NARROWED.get(wanted) == t._box.dtype else wanted
 
 
 @handles(aten.resize_.default)
@@ -505,11 +508,12 @@ def set_tensor(self: Tensor, source: torch.Tensor) -> Tensor:
     return self
 
 
-@handles(aten.set_.source_Tensor_storage_offset)
-def set_tensor_strided(self: Tensor, source: Tensor, storage_offset: int, size: Any, stride: Any = ()) -> Tensor:
-    stride = stride or view_ops.contiguous_strides(tuple(size))
-    adopt(self, view_on(source._box, _strided_view(source, size, stride, storage_offset), self.device))
-    return self
+def over(source: Any, dtype: torch.dtype, offset: int = 0, size: Any = None, stride: Any = None) -> Tensor:
+    """A tensor of ``dtype`` over the storage of ``source``, itself a tensor or a ``StorageIdentity``: all of it by default."""
+    box = source._box
+    shape = (box.nbytes // t2j_dtype(dtype).itemsize - offset,) if size is None else tuple(size)
+    strides = view_ops.contiguous_strides(shape) if stride is None else stride
+    return view_on(box, _view_over(box, dtype, shape, strides, int(offset)), source.device)
 
 
 @handles(aten.set_.default)

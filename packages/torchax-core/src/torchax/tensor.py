@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from torchax import transfer, views
 from torchax.devices import index_of, torch_device
-from torchax.dtypes import JAX_DTYPE_TO_TORCH, TORCH_DTYPE_TO_JAX, j2t_dtype
+from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, j2t_dtype
 from torchax.errors import OperatorNotFound
 from torchax.storage import Storage
 from torchax.view_ops import Metadata, View, metadata_of
@@ -218,6 +218,16 @@ class Tensor(torch.Tensor):
 
     data = property(_get_data, _set_data)  # type: ignore[assignment]
 
+    def set_(self, source: Any = None, storage_offset: int = 0, size: Any = None, stride: Any = None) -> Any:  # type: ignore[override]
+        """As in PyTorch. ``source`` may be what ``untyped_storage()`` answers."""
+        if isinstance(source, StorageIdentity) or (isinstance(source, Tensor) and size is not None):
+            from torchax.stateful import (
+                over,
+            )  # PyTorch would take the tensor apart to a storage, which has no bytes here
+
+            source = over(source, self.dtype, storage_offset, size, stride)
+        return super().set_(*() if source is None else (source,))  # type: ignore[call-overload]
+
     # --- copies, pickles, printing ------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -417,6 +427,12 @@ def wrap(
 def wide_for(array: Any) -> Any:
     """The context in which an array keeps its 64 bits: x64 on; for a tracer, as its own trace has it."""
     return jax.enable_x64(bool(jax.config.jax_enable_x64) or not isinstance(array, jax.core.Tracer))  # type: ignore[attr-defined]
+
+
+def stored_dtype(t: Tensor) -> np.dtype:
+    """The dtype in which a tensor's values are held: its own, or the narrow one of 64 bits."""
+    wanted = TORCH_DTYPE_TO_JAX[t.dtype]
+    return NARROWED[wanted] if NARROWED.get(wanted) == t._box.dtype else wanted
 
 
 def view_of(t: Tensor) -> View:

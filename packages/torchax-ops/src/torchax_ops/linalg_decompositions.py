@@ -61,7 +61,9 @@ def raise_info(op: str, factor: jax.Array, what: str) -> None:
             if what == "not positive-definite"
             else f"the diagonal element {place} is zero"
         )
-        raise RuntimeError(f"{op}: {where}It could not be completed because the input matrix is {what} ({why}).")
+        raise np.linalg.LinAlgError(
+            f"{op}: {where}It could not be completed because the input matrix is {what} ({why})."
+        )
 
 
 _EMPTY = (0,)
@@ -346,14 +348,19 @@ def _eig_jvp(primals: Any, tangents: Any) -> Any:
     return (values, vectors), (jnp.diagonal(inner, axis1=-2, axis2=-1), change - vectors * along)
 
 
-@register("linalg_eig")
+def _check_eig(A: jax.Array) -> None:
+    if not np.isfinite(A).all():
+        raise RuntimeError("torch.linalg.eig: input tensor should not contain infs or NaNs.")
+
+
+@register("linalg_eig", check=_check_eig)
 def linalg_eig(self: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``(eigenvalues, eigenvectors)`` of square matrices, complex; vectors have unit norm."""
     need_square("linalg.eig", self)
     return _eig(self)
 
 
-@register("_linalg_eigvals")
+@register("_linalg_eigvals", check=_check_eig)
 def _linalg_eigvals(self: jax.Array) -> jax.Array:
     need_square("linalg.eigvals", self)
     return _eig(self)[0]
@@ -361,8 +368,8 @@ def _linalg_eigvals(self: jax.Array) -> jax.Array:
 
 def _check_svd(A: jax.Array, *args: Any, **kwargs: Any) -> None:
     if not np.isfinite(A).all():
-        raise RuntimeError(
-            "linalg.svd: The algorithm failed to converge because the input contained non-finite values."
+        raise np.linalg.LinAlgError(
+            "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
         )
 
 

@@ -148,6 +148,15 @@ def _sgn(x: jax.Array) -> jax.Array:
     return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
 
 
+def _negative(x: jax.Array) -> jax.Array:
+    if is_bool(x):
+        raise RuntimeError(
+            "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to invert a mask, use the `~` or "
+            "`logical_not()` operator instead."
+        )
+    return jnp.negative(x)
+
+
 def _integers_as_they_are(fn: Any) -> Any:
     return lambda x: fn(x) if is_floating(x) else x
 
@@ -165,7 +174,7 @@ abs = unary(
     kind=Kind.COMPLEX_TO_FLOAT,
     accepts="ifc",
 )
-neg = unary(jnp.negative, "neg", "negative", accepts="ifc")
+neg = unary(_negative, "neg", "negative")
 positive = unary(jnp.positive, "positive", accepts="ifc")
 square = unary(lambda x: x * x, "square", kind=Kind.BOOL_TO_LONG)
 sgn = unary(_sgn, "sgn")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._promotion import cast, category, opmath, result_type
+from .._promotion import canonical, cast, category, opmath, result_type
 from .._registry import exported, register
 from .._shapes import broadcast_shapes
 
@@ -409,8 +409,10 @@ def _check_nll(self, target, weight, ndims, op):
             "input tensor should be 1D or 2D" if op == "nll_loss" else
             f"only batches of spatial inputs supported (4D tensors), but got input of size: {list(self.shape)}"
         )  # fmt: skip
-    if category(target.dtype) != 1:
+    if target.dtype.name not in ("int64", "uint8", canonical("int64").name):
         raise RuntimeError(f"expected target dtype to be Long or Byte, but got {target.dtype}")
+    if op == "nll_loss" and self.ndim <= 2 and target.ndim > 1:
+        raise RuntimeError("0D or 1D target tensor expected, multi-target not supported")
     batch = self.shape[:1] + self.shape[2:] if self.ndim > 1 else ()
     if target.shape != batch and not (self.ndim == 1 and target.shape == (1,)):
         raise RuntimeError(f"size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})")
