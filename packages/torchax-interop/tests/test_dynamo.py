@@ -260,7 +260,7 @@ def test_an_operator_without_a_jax_function_is_named():
         return x.clone()
 
     nothing.register_fake(torch.empty_like)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"dynamo_test::nothing has no JAX function"):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"dynamo_test::nothing.*has no JAX function"):
         torch.compile(nothing, backend="jax", fullgraph=True)(torch.ones(2))
 
 
