@@ -8,7 +8,7 @@ from torchax._coexistence import check as _check
 
 _check()
 
-from torchax.interop import _dynamo
+from torchax.interop import _checkpoint, _dynamo, _higher_order
 from torchax.interop._calls import call_jax, call_torch
 from torchax.interop._compile import CompileOptions, compile
 from torchax.interop._control_flow import fori_loop
@@ -26,6 +26,8 @@ from torchax.interop._transforms import (
 from torchax.interop._views import jax_view, jax_view_elem, torch_view, torch_view_elem
 
 _dynamo.register()
+_higher_order.register()
+_checkpoint.register()
 
 __version__ = "0.1.0"
 
