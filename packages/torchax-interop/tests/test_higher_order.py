@@ -87,7 +87,7 @@ def test_gradients(f):
     want = gradient(x.clone().requires_grad_())
     close(gradient(x.to("jax").requires_grad_()), want)
     if f is loop:
-        with pytest.raises(NotImplementedError, match="gradient of torch.while_loop under a trace"):
+        with pytest.raises(NotImplementedError, match=r"gradient of torch.while_loop under a trace"):
             interop.jax_jit(gradient)(x.to("jax").requires_grad_())
     else:
         close(interop.jax_jit(gradient)(x.to("jax").requires_grad_()), want)
