@@ -40,6 +40,7 @@ def read(path: Path = FILE) -> Table:
 def merged(committed: Table, rows: Iterable[Row]) -> Table:
     """The committed table with these rows in place of its own."""
     table: Table = {"torch": version("torch"), "jax": version("jax"), "dtypes": DTYPES, "letters": NAMES}
+    table |= {"run": 0, "planned": 0}
     table |= {kind: json.loads(json.dumps(committed[kind])) for kind in ("rows", "reasons", "faults")}
     for row in rows:
         checks = table["rows"].setdefault(row.suite, {}).setdefault(row.op, {})
@@ -71,8 +72,12 @@ def worse(committed: Table, rows: Iterable[Row]) -> list[str]:
     return sorted(found)
 
 
-def write(table: Table) -> None:
-    """Write parity.json and the pages, the same bytes for the same table."""
+def write(table: Table, run: int, planned: int) -> None:
+    """Write parity.json and the pages, the same bytes for the same table.
+
+    ``run`` of the ``planned`` checks of entries and dtypes are in it.
+    """
+    table["run"], table["planned"] = run, planned
     table["rows"] = {
         suite: {op: dict(sorted(checks.items())) for op, checks in sorted(table["rows"][suite].items())}
         for suite in SUITES
@@ -93,7 +98,7 @@ def _dump(table: Table) -> str:
     for suite, ops in table["rows"].items():
         lines = (f"   {json.dumps(op)}: {json.dumps(checks)}" for op, checks in ops.items())
         suites.append(f"  {json.dumps(suite)}: {{\n" + ",\n".join(lines) + "\n  }")
-    head = {k: v for k, v in table.items() if k not in ("rows", "reasons", "faults")}
+    head = {k: v for k, v in sorted(table.items()) if k not in ("rows", "reasons", "faults")}
     parts = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
     parts.append(' "rows": {\n' + ",\n".join(suites) + "\n }")
     for kind in ("reasons", "faults"):
@@ -154,8 +159,9 @@ def _index(table: Table) -> str:
         f"test inputs, compared with CPU PyTorch {table['torch']} (JAX {table['jax']} on CPU) at the defaults of",
         "`torch.testing.assert_close`. *Known* rows pass at a wider bound, or differ, for a measured reason that the tables give.",
         "",
-        f"**{passed} of {tried} rows pass ({100 * passed / max(tried, 1):.2f} %), {known} of them as known.** "
-        f"{letters.count('?')} rows have not been run or do not exist for their dtype.",
+        f"**{passed} of {tried} rows pass ({100 * passed / max(tried, 1):.2f} %), {known} of them as known.** The run covers "
+        f"{table['run']} of the {table['planned']} checks that there are of an entry in a dtype; where one compares nothing (a "
+        "derivative of an integer, an in-place variant that does not exist), it makes no row.",
     ]
     for suite, ops in table["rows"].items():
         passed, known, tried = _count(x for checks in ops.values() for row in checks.values() for x in row)

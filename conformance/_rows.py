@@ -25,10 +25,9 @@ class Unit:
     dtype: str
     checks: tuple[str, ...]
 
-    def without(self, done: Iterable[str]) -> Unit:
-        """The same with fewer checks."""
-        done = set(done)
-        return replace(self, checks=tuple(c for c in self.checks if c not in done))
+    def only(self, checks: Iterable[str]) -> Unit:
+        """The same with these checks."""
+        return replace(self, checks=tuple(checks))
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,13 @@ def test_the_pages_say_what_the_table_says(tmp_path, monkeypatch):
     monkeypatch.setattr(_parity, "FILE", tmp_path / "parity.json")
     monkeypatch.setattr(_parity, "PAGES", tmp_path / "parity")
     rows = [row(), row("grad", "known", reason="rounds | otherwise"), row("out", "fail", faults=("wrong <here>",))]
-    _parity.write(_parity.merged(_parity.EMPTY, rows))
+    _parity.write(_parity.merged(_parity.EMPTY, rows), 3, 4)
     assert json.loads(_parity.FILE.read_text()) == _parity.read(_parity.FILE)
     page = (tmp_path / "parity" / "operators.md").read_text()
     assert "| 1/1 | 1/1\\* | 0/1 float32 |" in page
     assert "rounds \\| otherwise" in page
     assert "wrong &lt;here&gt;" in page
-    assert "**2 of 3 rows pass (66.67 %), 1 of them as known.**" in (tmp_path / "parity" / "index.md").read_text()
+    index = (tmp_path / "parity" / "index.md").read_text()
+    assert "**2 of 3 rows pass (66.67 %), 1 of them as known.**" in index
+    assert "covers 3 of the 4 checks" in index
     assert _parity.worse(_parity.read(_parity.FILE), rows) == []
