@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from typing import Any
 
+import jax.extend.source_info_util
 import torch
 from torch.fx.experimental import proxy_tensor
 from torch.optim.optimizer import _foreach_supported_types as _optimizer_types
 from torch.utils._foreach_utils import _foreach_supported_types as _utility_types
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+import torchax_ops
 from torchax import autocast, device_module, dispatch, serialization, stateful
 from torchax.tensor import Tensor
 
@@ -233,6 +236,13 @@ def _accelerator() -> None:
         setattr(torch.accelerator, name, function)
 
 
+def _lines_of_the_user() -> None:
+    """JAX's messages and profiles name the line that called PyTorch, not those inside PyTorch or here."""
+    for package in (torch, torchax_ops, sys.modules["torchax"]):
+        for folder in package.__path__:
+            jax.extend.source_info_util.register_exclusion(folder)
+
+
 def _no_bare_storages() -> None:
     """``torch.UntypedStorage(8, device="jax")`` would end the process: there is no allocator to ask."""
     make = torch._C.StorageBase.__new__
@@ -261,6 +271,7 @@ def register() -> None:
     _modules_keep_parameters()
     _swap_what_a_graph_holds()
     _no_bare_storages()
+    _lines_of_the_user()
     _accelerator()
     # make_fx and torch.func.linearize step aside for tensor classes that they do not know, and would freeze their values.
     proxy_tensor.HANDLED_TYPES = (*proxy_tensor.HANDLED_TYPES, Tensor)  # type: ignore[assignment]

@@ -19,7 +19,7 @@ import torch
 import torchax_ops
 from torchax import devices, overlap, random, schema, tensor, transfer, view_ops
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
-from torchax.errors import OperatorNotFound
+from torchax.errors import OperatorNotFound, escaped, made_at, reused
 from torchax.schema import GENERATOR, NUMBERS, SKIPPED, STATIC, TENSOR, TENSORS, TRACED
 from torchax.tensor import Tensor, plans, stored_dtype, view_of, view_on, wide_for, wrap
 from torchax.views import ROOT, Chain
@@ -978,8 +978,10 @@ def _explain(e: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     PyTorch's meta kernels say which error that is. What JAX says of traces and devices stays as it is.
     """
     if isinstance(e, jax.errors.UnexpectedTracerError):
-        # A TypeError, which after a + b would read "unsupported operand".
-        raise RuntimeError(f"{func}: a tensor from a finished trace was used. {e}") from e
+        given_arrays = [t._box.array for t in _flat([*args, *kwargs.values()]) if isinstance(t, Tensor)]
+        raise escaped(func, given_arrays, e) from e
+    if "has been deleted" in str(e) or "deleted or donated" in str(e):
+        raise reused(func, describe_call(args, kwargs)) from e
     if isinstance(e, (*_JAX_ERRORS, OperatorNotFound)):
         return
     given = describe_call(args, kwargs)
@@ -1018,6 +1020,8 @@ def describe(x: Any, values: bool = False) -> str:
     """An argument or result as messages name it: tensors by dtype and shape, with their ``values`` if asked."""
     if isinstance(x, torch.Tensor):
         text = f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+        if isinstance(x, Tensor) and isinstance(x._box.array, _Tracer):
+            return text + made_at(x._box.array)
         known = values and isinstance(x, Tensor) and not isinstance(x._box.array, _Tracer)
         return f"{text}={x._value()}" if known else text  # type: ignore[attr-defined]
     if isinstance(x, (list, tuple)):

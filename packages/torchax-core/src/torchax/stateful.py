@@ -17,6 +17,7 @@ import torchax_ops
 from torchax import devices, dispatch, overlap, transfer, view_ops, views
 from torchax.dispatch import Functional, run
 from torchax.dtypes import NARROWED, t2j_dtype
+from torchax.errors import NoValues
 from torchax.storage import Storage
 from torchax.tensor import Tensor, adopt, look_at, stored_dtype, view_of, view_on, wide_for, wrap
 from torchax.views import ROOT
@@ -347,7 +348,11 @@ def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False)
 
 @handles(aten._local_scalar_dense.default)
 def item(self: Tensor) -> Any:
-    return self._value().item()
+    value = self._value()
+    try:
+        return value.item()
+    except jax.errors.ConcretizationTypeError as e:
+        raise NoValues("item() (a Python number, or the truth value of a branch)", value) from e
 
 
 @handles(aten.equal.default)

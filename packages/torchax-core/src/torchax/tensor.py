@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torchax import transfer, views
 from torchax.devices import index_of, torch_device
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, j2t_dtype
-from torchax.errors import OperatorNotFound
+from torchax.errors import OperatorNotFound, escaped
 from torchax.storage import Storage
+from torchax.transfer import values_of
 from torchax.view_ops import Metadata, View, metadata_of
 from torchax.views import ROOT, Chain, Operands
 
@@ -86,8 +87,11 @@ class Tensor(torch.Tensor):
         chain = self._chain
         if chain is ROOT:
             return self._box.array
-        with wide_for(self._box.array):
-            return views.read(chain, self._box.array, self._operands)
+        try:
+            with wide_for(self._box.array):
+                return views.read(chain, self._box.array, self._operands)
+        except jax.errors.UnexpectedTracerError as e:
+            raise escaped("reading a view", [self._box.array], e) from e
 
     def jax(self) -> jax.Array:
         """The tensor's data as a ``jax.Array`` (a tracer, under a trace). Not a copy, and immutable.
@@ -160,7 +164,7 @@ class Tensor(torch.Tensor):
         """
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        values = np.asarray(self._value())
+        values = values_of(self._value())
         wanted = TORCH_DTYPE_TO_JAX[self.dtype]
         return values if values.dtype == wanted else values.astype(wanted)
 

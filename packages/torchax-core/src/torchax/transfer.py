@@ -11,6 +11,7 @@ import torch
 
 from torchax.devices import refuse_in_fork
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, t2j_dtype
+from torchax.errors import NoValues, describe_array, reused
 
 # Types numpy does not know cross as unsigned integers of the same size: by their bits, never through float32.
 _BITS = {1: torch.uint8, 2: torch.uint16}
@@ -61,13 +62,31 @@ def to_array(t: torch.Tensor, device: jax.Device | None = None, narrow: bool = F
         return jnp.asarray(fresh) if device is None else jax.device_put(fresh, device)
 
 
+def values_of(array: Any) -> np.ndarray:
+    """An array's values, without a copy where JAX's device is the CPU.
+
+    Raises:
+        NoValues: under a trace.
+        RuntimeError: the array was donated.
+    """
+    try:
+        return np.asarray(array)
+    except jax.errors.TracerArrayConversionError as e:
+        raise NoValues("a copy on CPU", array) from e
+    except RuntimeError as e:
+        if "deleted" not in str(e):
+            raise
+        raise reused("a copy on CPU", describe_array(array)) from e
+
+
 def to_torch(array: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A CPU tensor with a copy of an array's values; ``dtype`` where it differs from the array's (64 bits in 32).
 
     Raises:
-        jax.errors.TracerArrayConversionError: under a trace, where there are no values.
+        NoValues: under a trace.
+        RuntimeError: the array was donated.
     """
-    values = np.array(array, order="C")
+    values = np.array(values_of(array), order="C")
     found = JAX_DTYPE_TO_TORCH[np.dtype(values.dtype)]
     if not _is_numpys(values.dtype):
         out = torch.from_numpy(values.view(f"u{values.dtype.itemsize}")).view(found)
