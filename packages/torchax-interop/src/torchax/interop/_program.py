@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torchax import random
+from torchax.errors import describe_array, reused
 from torchax.interop._calls import call_jax
 from torchax.interop._state import Guard
 from torchax.interop._trace import Inputs, Result, Run, generators
@@ -197,16 +198,30 @@ class Program:
             arrays = self.arguments(run)
             if inline:
                 with wide():
-                    outs = self.function(*arrays)
+                    outs: Sequence[Any] = self.function(*arrays)
             else:
-                with jax.enable_x64(True):
-                    outs = self.compiled(*arrays)
+                outs = self.execute(arrays, run)
             self.put_back(run, outs)
             run.differentiable = tuple(make(run) for make in self.result.differentiable)
         run.boxes = [run.boxes[s] if s is not None else None for s in self.boxes]  # type: ignore[misc]
         for effect in self.result.effects:
             effect(run)
         return self.result.make(run)
+
+    def execute(self, arrays: list[Any], run: Run) -> Sequence[Any]:
+        """Run the compiled program.
+
+        Raises:
+            RuntimeError: an input was donated before.
+        """
+        try:
+            with jax.enable_x64(True):
+                return self.compiled(*arrays)
+        except (RuntimeError, ValueError) as e:
+            gone = [describe_array(box.array) for box in run.boxes if box.array.is_deleted()]
+            if not gone:
+                raise
+            raise reused(self.function.__name__, ", ".join(dict.fromkeys(gone))) from e
 
     def put_back(self, run: Run, outs: Sequence[Any]) -> None:
         """Put the written arrays into their storages, and the new ones into new storages."""
