@@ -92,10 +92,17 @@ def _function_units(patterns: list[str], dtypes: list[str], checks: list[str]) -
     ]
 
 
+def _names(op: Any) -> frozenset[str]:
+    """The aten operators that an entry is there for."""
+    return frozenset({op.aten_name or "", op.name.rpartition(".")[2], op.name.replace(".", "_")})
+
+
 @functools.lru_cache(maxsize=1)
 def _recorded(name: str, dtype: str, samples: int) -> replay.Recorder:
-    recorder = replay.Recorder(cap=3)
-    replay.record(_entries()[name], getattr(torch, dtype), recorder, samples)
+    op = _entries()[name]
+    others = frozenset().union(*map(_names, _entries().values())) - _names(op)
+    recorder = replay.Recorder(cap=3, skip=others)
+    replay.record(op, getattr(torch, dtype), recorder, samples)
     return recorder
 
 

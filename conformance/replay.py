@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import fnmatch
 import importlib
 import pkgutil
 import sys
@@ -76,24 +75,20 @@ def _copy(tree: Any) -> Any:
 
 
 class Recorder(TorchDispatchMode):
-    """Records each distinct aten call, at most ``cap`` for one overload; counts all of them."""
+    """Records each distinct aten call, at most ``cap`` for one overload; counts all of them.
 
-    def __init__(self, cap: int = 25, keep: bool = True, only: list[str] | None = None):
+    ``skip`` are names of operators that are not kept: those that other entries are there for.
+    """
+
+    def __init__(self, cap: int = 25, keep: bool = True, skip: frozenset[str] = frozenset()):
         super().__init__()
-        self.cap, self.keep, self.only = cap, keep, only
+        self.cap, self.keep, self.skip = cap, keep, skip
         self.calls: list[Call] = []
         self.uses: collections.Counter[str] = collections.Counter()
         self.overloads: dict[str, torch._ops.OpOverload] = {}
         self.entry, self.backward = "", False
         self._seen: set[Any] = set()
         self._kept: collections.Counter[Any] = collections.Counter()
-
-    def _wanted(self, func: torch._ops.OpOverload) -> bool:
-        name = schema_name(func).removeprefix("aten::")
-        functional = functional_name(func).removeprefix("aten::")
-        return not self.only or any(
-            fnmatch.fnmatch(n, p) or n.partition(".")[0] == p for p in self.only for n in (name, functional)
-        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -103,7 +98,8 @@ class Recorder(TorchDispatchMode):
         self.uses[name] += 1
         self.overloads[name] = func
         key = _key(func, args, kwargs) if self.keep else None
-        if key is None or key in self._seen or self._kept[func] >= self.cap or not self._wanted(func):
+        base = functional_name(func).removeprefix("aten::").partition(".")[0]
+        if key is None or key in self._seen or self._kept[func] >= self.cap or base in self.skip:
             return func(*args, **kwargs)
         self._seen.add(key)
         self._kept[func] += 1
