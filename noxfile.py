@@ -71,7 +71,9 @@ def tests(session: nox.Session, part: str) -> None:
         models = sorted(map(str, Path("packages").glob("*/tests/test_models*.py")))
         _pytest(session, "-n", "2", *models)
     elif part == "whole":
-        _install(session, "train", *_group("train"), *_group("interop"), *_group("core", "conformance"), *CHECK)
+        _install(
+            session, "train", *_group("train"), *_group("interop", "models"), *_group("core", "conformance"), *CHECK
+        )
         pytest = ("python", "-m", "pytest", "-q")
         _all(session, (*pytest, "-n", "2", "conformance"), (*pytest, "docs/test_readme.py"), *LINT)
     else:
