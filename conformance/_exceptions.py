@@ -12,8 +12,8 @@ FILE = Path(__file__).with_name("exceptions.toml")
 CHECKS = {
     "forward": "", "grad": "", "inplace": "", "out": "", "views": "", "errors": "", "random": "",
     "edges": "forward", "jit": "forward", "vmap": "forward", "eager": "forward", "jvp": "grad", "gradgrad": "grad",
-    "train": "", "eval": "", "train_grad": "", "eval_grad": "", "step": "", "foreach": "step", "fused": "step",
-    "capturable": "step", "distribution": "", "repeats": "",
+    "train": "forward", "eval": "forward", "train_grad": "grad", "eval_grad": "grad", "step": "forward",
+    "foreach": "forward", "fused": "forward", "capturable": "forward", "distribution": "", "repeats": "",
 }  # fmt: skip
 BOUNDS = frozenset({"float64", "ties", "phase", "shape", "differs"})
 

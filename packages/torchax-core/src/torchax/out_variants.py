@@ -45,7 +45,9 @@ def run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             raise RuntimeError(f"Expected out tensor to have device {there}, but got {out.device} instead ({func})")
     tensors = any(isinstance(a, torch.Tensor) for a in inputs)
     accepted = {a.name for a in source._schema.arguments}
-    if "dtype" in accepted and given.get("dtype") is None and (not tensors or _name(func) in _DTYPE_BY_OUT):
+    # linspace with tensors takes a dtype, and with ``out=`` it does not: then that stands for it.
+    by_out = not tensors or "dtype" not in order or _name(func) in _DTYPE_BY_OUT
+    if "dtype" in accepted and given.get("dtype") is None and by_out:
         given["dtype"] = outs[0].dtype
     if not tensors and "device" in accepted:
         given["device"] = outs[0].device
