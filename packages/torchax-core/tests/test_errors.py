@@ -327,6 +327,28 @@ def test_out(program: Callable[[str], Any], words: list[str]):
     refuses(program, *words)
 
 
+def test_out_of_composites():
+    """Operators that PyTorch takes apart, whose parts would write to another tensor than the one given."""
+
+    def program(device: str) -> Any:
+        a, b = ramp(device, 2, 3, 3), ramp(device, 3, 3)
+        outs = [
+            torch.empty(0, device=device),
+            torch.empty(2, 3, 3, device=device),
+            torch.empty(0, dtype=LONG, device=device),
+        ]
+        results = [
+            torch.matmul(a, b, out=outs[0]),
+            torch.matmul(a, b, out=outs[1]),
+            torch.linalg.matrix_rank(a, out=outs[2]),
+        ]
+        assert all(r is o for r, o in zip(results, outs, strict=True))
+        return [*outs, torch.linalg.matrix_rank(b, 0.1, out=outs[2].new_empty(0)), ramp(device, 3).polygamma_(1)]
+
+    same(program(DEVICE), program("cpu"))
+    refuses(lambda d: torch.matmul(leaf(d, 2, 2), leaf(d, 2, 2), out=ramp(d, 2, 2)), "out=")
+
+
 WITH_OUT: list[Callable[..., Any]] = [
     torch.add, torch.eq, torch.exp, torch.neg, torch.abs, torch.floor, torch.sign, torch.round, torch.isposinf,
     torch.nan_to_num, torch.frexp, torch.sum, torch.mean, torch.prod, torch.logsumexp, torch.amax, torch.argmax, torch.all,

@@ -19,7 +19,7 @@ from torch.utils._foreach_utils import _foreach_supported_types as _utility_type
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import torchax_ops
-from torchax import autocast, device_module, dispatch, serialization, stateful
+from torchax import autocast, device_module, dispatch, schema, serialization, stateful
 from torchax.tensor import Tensor
 
 _library: list[torch.library.Library] = []
@@ -112,12 +112,18 @@ def _register_kernels() -> None:
     for name in _FACTORIES:
         library.impl(name, _factory(_overload(name)), "PrivateUse1")
     # PyTorch has an autograd formula for the whole of these; it uses it for a backend that has a kernel of its own, where it
-    # would else take them apart; and one_hot, taken apart, looks at its values on CPU and cuda only. The Python key comes
-    # first, so this kernel is never run.
-    for name in ("linear", "one_hot"):
+    # would else take them apart. Taken apart, one_hot looks at its values on CPU and cuda only, and the out= operators write
+    # to a tensor that is not the one given. The Python key comes first, so this kernel is never run.
+    for name in ("linear", "one_hot", "matmul.out", *_names_of("linalg_matrix_rank")):
         library.impl(name, functools.partial(_unreachable, name), "PrivateUse1")
     library.impl("scaled_dot_product_attention", stateful.attention, "AutogradPrivateUse1")
     library.impl("_pin_memory", _pin_memory, "CPU")
+
+
+def _names_of(packet: str) -> list[str]:
+    """The ``out=`` overloads of an operator."""
+    overloads = getattr(torch.ops.aten, packet).overloads()
+    return [f"{packet}.{name}" for name in overloads if schema.out_arguments(_overload(f"{packet}.{name}"))]
 
 
 def _unreachable(name: str, *args: Any, **kwargs: Any) -> Any:

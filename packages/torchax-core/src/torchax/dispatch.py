@@ -115,7 +115,7 @@ def _writing(func: Any) -> Plan | None:
         return functools.partial(run_out, func, source)
     mine = overrides.get(source)
     op = mine.op if isinstance(mine, Functional) else torchax_ops.lookup(schema.schema_name(source))
-    if op is not None and source not in handlers:
+    if op is not None and source not in handlers and not schema.reordered(func, source):
         return InPlace(func, op)
     return functools.partial(_run_in_place, func, source)
 
@@ -830,7 +830,10 @@ def _run_in_place(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[st
         i = names.index(name)
         return args[i] if i < len(args) else kwargs.get(name)
 
-    outs = run(source, args, kwargs)
+    if schema.reordered(func, source):
+        outs = run(source, tuple(argument(a.name) for a in source._schema.arguments), {})
+    else:
+        outs = run(source, args, kwargs)
     fresh_results, values = _fresh_and_written(outs, schema.fresh_returns(func), written)
     targets = _flat(argument(name) for name in written if argument(name) is not None)
     for t in targets:

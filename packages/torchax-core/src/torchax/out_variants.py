@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -43,6 +44,8 @@ def run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         if not isinstance(out, Tensor):
             there = dispatch._device_among(args, kwargs)
             raise RuntimeError(f"Expected out tensor to have device {there}, but got {out.device} instead ({func})")
+    if torch.is_grad_enabled() and _is_composite(func) and outs[0].dtype.is_floating_point | outs[0].dtype.is_complex:
+        _refuse_gradients(func, [*inputs, *outs])
     tensors = any(isinstance(a, torch.Tensor) for a in inputs)
     accepted = {a.name for a in source._schema.arguments}
     # linspace with tensors takes a dtype, and with ``out=`` it does not: then that stands for it.
@@ -71,6 +74,20 @@ def run_out(func: Any, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if not func._schema.returns:
         return None
     return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Whether PyTorch's autograd knows nothing of an operator, but of its parts."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _refuse_gradients(func: Any, tensors: list[Any]) -> None:
+    if any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+        raise RuntimeError(
+            f"{_name(func)}(): functions with out=... arguments don't support automatic differentiation, but one of the "
+            "arguments requires grad."
+        )
 
 
 def _name(func: Any) -> str:

@@ -54,21 +54,18 @@ def check_read(func: Any, rule: int, targets: Sequence[Tensor], args: Iterable[A
     """
     if not rule:
         return
-    boxes = {id(t._box) for t in targets}
     for a in args:
         if type(a) is Tensor:
-            if id(a._box) in boxes:
-                for t in targets:
+            for t in targets:
+                if a is not t and a._box is t._box:
                     _check_pair(func, rule, t, a)
         elif type(a) is list and len(a) == len(targets):
             for t, x in zip(targets, a, strict=True):
-                if type(x) is Tensor and x._box is t._box:
+                if x is not t and type(x) is Tensor and x._box is t._box:
                     _check_pair(func, rule, t, x)
 
 
 def _check_pair(func: Any, rule: int, t: Tensor, a: Tensor) -> None:
-    if a is t or a._box is not t._box:
-        return
     (at, t_first, *_), (of, a_first, *_) = view_of(t), view_of(a)
     if not (t.numel() and a.numel() and is_dense(at.shape, at.strides) and is_dense(of.shape, of.strides)):
         return  # PyTorch does not look further either

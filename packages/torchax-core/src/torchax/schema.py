@@ -56,11 +56,18 @@ def fresh_returns(op: Any) -> int:
     return sum(1 for r in op._schema.returns if r.alias_info is None or not r.alias_info.is_write)
 
 
+def reordered(op: Any, source: Any) -> bool:
+    """Whether the functional twin takes its arguments in another order (``polygamma``)."""
+    mine, its = ([a.name for a in x._schema.arguments] for x in (op, source))
+    return [n for n in mine if n in its] != [n for n in its if n in mine]
+
+
 @functools.cache
 def functional(op: Any) -> Any | None:
     """The operator that computes what a writing one writes: ``add_.Tensor`` and ``add.out`` -> ``add.Tensor``.
 
-    It has the same arguments (without ``out=``) and returns the new results, then the new value of each written one.
+    It has the same arguments (without ``out=``), seldom in another order (`reordered`), and returns the new results, then
+    the new value of each written one.
     """
     schema = op._schema
     namespace, base = schema.name.split("::")
@@ -86,6 +93,6 @@ def functional(op: Any) -> Any | None:
             given = [
                 (a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in _SKIPPED_NAMES | {"dtype"}
             ]
-            if given == [w for w in wanted if w[0] not in _SKIPPED_NAMES | {"dtype"}]:
+            if sorted(given) == sorted(w for w in wanted if w[0] not in _SKIPPED_NAMES | {"dtype"}):
                 return candidate
     return None
