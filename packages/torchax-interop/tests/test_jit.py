@@ -261,18 +261,41 @@ def test_lists_that_grow():
     assert [t.item() for t in kept] == [2, 2]
 
 
-def test_a_tensor_left_where_it_cannot_be_put_back_is_named():
-    class Box:
-        pass
+class Cache:
+    """As those of ``transformers``: an object that no pytree takes apart."""
 
+    def __init__(self, keys):
+        self.layers = [keys]
+        self.length = keys.shape[0]
+
+
+def test_objects_with_tensors_are_made_again():
+    class Keeps(nn.Module):
+        def forward(self, x):
+            self.cache = Cache(x * 2)
+            return self.cache, x + 1
+
+    m = Keeps()
+    jitted = jax_jit(lambda x: m(x))
+    first, _ = jitted(ones(3))
+    assert type(first) is Cache
+    assert first.length == 3
+    second, _ = jitted(ones(3) * 2)
+    assert first.layers[0].tolist() == [2] * 3
+    assert second.layers[0].tolist() == [4] * 3
+    assert m.cache.layers[0].tolist() == [4] * 3
+
+
+def test_a_tensor_left_where_it_cannot_be_put_back_is_named():
     class Leaves(nn.Module):
         def forward(self, x):
-            self.box = Box()
-            self.box.value = x * 2
+            self.box = {x * 2}
             return x
 
     m = Leaves()
-    with pytest.raises(RuntimeError, match=r"m\.box\.value .*float32\[3\]"):
+    with pytest.raises(
+        RuntimeError, match=r"m\.box.* was set to a tensor made in the trace, float32\[3\], inside a new set"
+    ):
         jax_jit(lambda x: m(x))(ones(3))
     assert "box" not in vars(m)
 
@@ -514,7 +537,7 @@ def test_donated_arguments_are_gone():
     assert jitted(x, y).tolist() == [2] * 5
     assert x.jax().is_deleted()
     assert not y.jax().is_deleted()
-    with pytest.raises(RuntimeError, match=r"deleted.*float32\[5\]"):
+    with pytest.raises(RuntimeError, match=r"float32\[5\].*deleted"):
         x + 1
 
 

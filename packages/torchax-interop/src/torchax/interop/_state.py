@@ -8,6 +8,7 @@ and of plain objects, containers. It can put all back as it was, and say what is
 from __future__ import annotations
 
 import builtins
+import collections
 import functools
 import operator
 import sys
@@ -136,6 +137,7 @@ class State:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     cpu: list[tuple[torch.Tensor, int, str]] = field(default_factory=list)
     large: list[tuple[Any, int, str]] = field(default_factory=list)
+    seen: dict[int, Any] = field(default_factory=dict)  # everything visited; kept, so that no id is given anew
 
     def restore(self) -> None:
         """Put everything back into the containers as it was found."""
@@ -163,16 +165,13 @@ def walk(roots: dict[str, Any]) -> State:
 class _Walker:
     def __init__(self) -> None:
         self.state = State()
-        self.seen: set[int] = set()
-        self.alive: list[Any] = []  # ids in ``seen`` must not be given anew
         self.todo: list[tuple[Any, str]] = []
 
     def visit(self, x: Any, label: str) -> None:
         if isinstance(x, (_PLAIN, type, types.ModuleType, types.BuiltinFunctionType)):
             return
-        if id(x) not in self.seen:
-            self.seen.add(id(x))
-            self.alive.append(x)
+        if id(x) not in self.state.seen:
+            self.state.seen[id(x)] = x
             self.todo.append((x, label))
 
     def run(self) -> None:
@@ -212,6 +211,8 @@ class _Walker:
             self.record(x, dict(x), label)
         elif isinstance(x, (list, tuple)):
             self.record(x, dict(enumerate(x)), label)
+        elif isinstance(x, (set, frozenset, collections.deque)):
+            self.visit(tuple(x), label)
         elif type(x).__module__.partition(".")[0] not in _LIBRARIES and hasattr(x, "__dict__"):
             self.record(vars(x), dict(vars(x)), label)
 

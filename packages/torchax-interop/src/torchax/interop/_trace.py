@@ -8,6 +8,7 @@ not, and the first call runs the compiled program like all later ones.
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -186,6 +187,7 @@ class _Session:
         self.outputs: list[Storage] = []  # the born storages that outlive the trace
         self.output_index: dict[int, int] = {}
         self.looked_into: set[int] = set()
+        self.making: set[int] = set()
         self.holder_index = {id(t): i for i, t in reversed(list(enumerate(inputs.holders)))}
         self.entries = [(t, t._box, view_of(t), t.requires_grad) for t in inputs.holders]
         self.grad_mode = torch.is_grad_enabled()
@@ -351,14 +353,31 @@ class _Session:
             return lambda run: x.clone()
         if isinstance(x, jax.core.Tracer):
             return self.tensor(wrap(x))
-        for place in walk({label: x}).places:
+        inside = [] if id(x) in self.inputs.state.seen else walk({label: x}).places
+        for place in inside:
             if isinstance(place.tensor._box.array, jax.core.Tracer) and id(place.tensor) not in self.holder_index:
-                raise RuntimeError(
-                    f"{place.label} was set to a tensor made in the trace, {_named(place.tensor)}, inside a new "
-                    f"{type(x).__name__}, which a compiled call cannot make again. Return the tensor instead, or write "
-                    "into one that was there before (buffer.copy_(value))."
-                )
+                return self.instance(x, label, place)
         return lambda run: x
+
+    def instance(self, x: Any, label: str, place: Place) -> Make:
+        """How to make an object with tensors among its attributes again: another of its class, with its attributes."""
+        kind: Any = type(x)
+        if id(x) in self.making or not hasattr(x, "__dict__") or isinstance(x, (type, types.FunctionType)):
+            raise RuntimeError(
+                f"{place.label} was set to a tensor made in the trace, {_named(place.tensor)}, inside a new {kind.__name__}, "
+                "which a compiled call cannot make again. Return the tensor instead, or write into one that was there before "
+                "(buffer.copy_(value))."
+            )
+        self.making.add(id(x))
+        parts = {key: self.recipe(value, f"{label}.{key}") for key, value in vars(x).items()}
+        self.making.discard(id(x))
+
+        def make(run: Run) -> Any:
+            made = kind.__new__(kind)
+            vars(made).update({key: part(run) for key, part in parts.items()})
+            return made
+
+        return make
 
     def tensor(self, t: Tensor) -> Make:
         if id(t) in self.holder_index:
