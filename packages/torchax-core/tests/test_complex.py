@@ -145,3 +145,27 @@ def test_complex_gradients(program: tuple[Any, ...]):
         return torch.autograd.grad(outs, inputs, seeds)
 
     assert isinstance(check(gradients, strides=False), tuple)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_resolving_a_conjugate_gives_memory_of_its_own(inference: bool):
+    def program(device: str) -> Any:
+        with torch.inference_mode(inference):
+            x = value(3, 3, seed=0).to(device)
+            shared, own, negative = x.conj(), x.mH.resolve_conj(), torch._neg_view(x).resolve_neg()
+            assert x.resolve_conj() is x
+            assert shared.mT.conj().resolve_conj().data_ptr() == x.data_ptr()
+            shared[0] *= 2
+            own.zero_()
+            negative.add_(1)
+            return [x, shared.resolve_conj(), own, negative]
+
+    check(program)
+
+
+def test_the_gradient_of_a_resolved_conjugate():
+    check(lambda d: torch.autograd.grad(*_resolved(value(3, seed=0).to(d).requires_grad_())))
+
+
+def _resolved(x: torch.Tensor) -> tuple[Any, ...]:
+    return torch.view_as_real(x.conj().resolve_conj() * x).pow(2).sum(), x

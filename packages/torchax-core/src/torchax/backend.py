@@ -117,6 +117,8 @@ def _register_kernels() -> None:
     for name in ("linear", "one_hot", "matmul.out", *_names_of("linalg_matrix_rank")):
         library.impl(name, functools.partial(_unreachable, name), "PrivateUse1")
     library.impl("scaled_dot_product_attention", stateful.attention, "AutogradPrivateUse1")
+    library.impl("resolve_conj", stateful.resolve_conj, "AutogradPrivateUse1")
+    library.impl("resolve_neg", stateful.resolve_neg, "AutogradPrivateUse1")
     library.impl("_pin_memory", _pin_memory, "CPU")
 
 

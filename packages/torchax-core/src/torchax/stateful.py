@@ -441,6 +441,22 @@ def as_strided(self: Tensor, size: Any, stride: Any, storage_offset: int | None 
     return view_on(self._box, _strided_view(self, size, stride, storage_offset), self.device)
 
 
+def _odd(t: torch.Tensor, step: views.Step) -> bool:
+    return isinstance(t, Tensor) and t._chain.steps.count(step) % 2 == 1
+
+
+# Views that conjugate or negate as they are read need no bit that says so: is_conj() and is_neg() are False. Resolving one
+# gives memory of its own all the same, as it does where there is a bit.
+@handles(aten.resolve_conj.default)
+def resolve_conj(self: torch.Tensor) -> torch.Tensor:
+    return self.clone() if _odd(self, views.Conj()) else self
+
+
+@handles(aten.resolve_neg.default)
+def resolve_neg(self: torch.Tensor) -> torch.Tensor:
+    return self.clone() if _odd(self, views.Negate()) else self
+
+
 # For PyTorch they are no views, but they share memory all the same.
 for _unsafe, _view in (
     (aten.unsafe_split.Tensor, aten.split.Tensor),
