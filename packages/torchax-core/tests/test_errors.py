@@ -342,6 +342,9 @@ def test_out_of_composites():
             torch.matmul(a, b, out=outs[1]),
             torch.linalg.matrix_rank(a, out=outs[2]),
         ]
+        for f, x in ((torch.fft.ihfftn, b[0]), (torch.fft.ihfft2, b)):
+            outs.append(torch.empty(0, dtype=COMPLEX, device=device))
+            results.append(f(x, out=outs[-1]))
         assert all(r is o for r, o in zip(results, outs, strict=True))
         return [*outs, torch.linalg.matrix_rank(b, 0.1, out=outs[2].new_empty(0)), ramp(device, 3).polygamma_(1)]
 

@@ -114,7 +114,14 @@ def _register_kernels() -> None:
     # PyTorch has an autograd formula for the whole of these; it uses it for a backend that has a kernel of its own, where it
     # would else take them apart. Taken apart, one_hot looks at its values on CPU and cuda only, and the out= operators write
     # to a tensor that is not the one given. The Python key comes first, so this kernel is never run.
-    for name in ("linear", "one_hot", "matmul.out", *_names_of("linalg_matrix_rank")):
+    for name in (
+        "linear",
+        "one_hot",
+        "matmul.out",
+        "fft_ihfft2.out",
+        "fft_ihfftn.out",
+        *_names_of("linalg_matrix_rank"),
+    ):
         library.impl(name, functools.partial(_unreachable, name), "PrivateUse1")
     library.impl("scaled_dot_product_attention", stateful.attention, "AutogradPrivateUse1")
     library.impl("resolve_conj", stateful.resolve_conj, "AutogradPrivateUse1")
