@@ -131,7 +131,7 @@ def training() -> list[Line]:
 
     def loss(p: Params, ids: jax.Array, labels: jax.Array) -> jax.Array:
         logits = fn(p, (ids,))
-        return interop.call_torch(lambda x, y: F.cross_entropy(x.flatten(0, 1), y.flatten()), logits, labels)
+        return interop.call_torch(lambda x, y: F.cross_entropy(x.flatten(0, 1), y.flatten().long()), logits, labels)
 
     weights = jax.tree.map(jnp.copy, weights)
     by_optax = chained(optax_step(loss, opt), weights, opt.init(weights), batch=batch)

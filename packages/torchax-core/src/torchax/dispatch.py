@@ -563,7 +563,7 @@ class Functional:
             return _strong(_call(op, Decoder(parts, n, arrays), None))
 
         fn.__name__ = fn.__qualname__ = self.name
-        return jax.jit(fn, inline=True)
+        return jax.jit(fn, inline=False)
 
     def runs_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call's result has a shape that depends on values."""

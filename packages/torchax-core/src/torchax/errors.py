@@ -41,7 +41,7 @@ def made_at(array: Any) -> str:
     """Where a tracer was made, as far as JAX knows: `` made at file:line``, or nothing."""
     info = getattr(array, "_line_info", None) if isinstance(array, jax.core.Tracer) else None
     where = jax.extend.source_info_util.summarize(info) if info is not None else "unknown"
-    return "" if where == "unknown" else f" made at {where}"
+    return f" made at {where}" if where not in ("", "unknown") else ""
 
 
 def reused(what: Any, given: str) -> RuntimeError:
