@@ -97,6 +97,13 @@ def quickstart(session: nox.Session) -> None:
     session.run("python", "examples/quickstart.py", *session.posargs)
 
 
+@nox.session(name="example-llama")
+def example_llama(session: nox.Session) -> None:
+    """Train a byte-level Llama on eight CPU devices, kill it, resume it, and let it write Python."""
+    _install(session, "train", "transformers")
+    session.run("python", "examples/train_llama.py", *session.posargs)
+
+
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Every operator beside CPU PyTorch, written to docs/parity: ``nox -s conformance -- --ops add,softmax`` for some."""

@@ -4,7 +4,7 @@ from torchax._coexistence import check as _check
 
 _check()
 
-from torchax.train import sharding
+from torchax.train import distributed, sharding
 from torchax.train._data import process_part
 from torchax.train._optim import NoTwin, to_optax
 from torchax.train._remat import mark_sharding, remat
@@ -19,6 +19,7 @@ __all__ = [
     "NotFinite",
     "ScannedModule",
     "Trainer",
+    "distributed",
     "make_train_step",
     "mark_sharding",
     "process_part",

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
-from rich.table import Table
+from rich.table import Column, Table
 
 from torchax.dtypes import TORCH_DTYPE_TO_JAX
 from torchax.tensor import Tensor
@@ -116,7 +116,11 @@ def sharding_table(state: torch.nn.Module | Mapping[str, Any]) -> Table:
         pattern = re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
         part = sharding.shard_shape(array.shape)
         rows.setdefault((pattern, array.shape, spec, part, array.dtype), []).append(name)
-    table = Table("parameter", "count", "shape", "split over", "on each device", "MB each", title="Shardings")
+    table = Table(
+        Column("parameter", overflow="fold"),
+        *("count", "shape", "split over", "on each device", "MB each"),
+        title="Shardings",
+    )
     total = 0.0
     for (pattern, shape, spec, part, dtype), names in rows.items():
         size = math.prod(part) * dtype.itemsize * len(names) / 1e6
