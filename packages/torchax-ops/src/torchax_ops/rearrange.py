@@ -76,7 +76,13 @@ def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
 
 @register("_chunk_cat")
 def _chunk_cat(tensors: Sequence[jax.Array], dim: int, num_chunks: int) -> jax.Array:
-    """Each array padded to ``num_chunks`` equal chunks along ``dim``, chunks flattened, and joined side by side."""
+    """Each array padded to ``num_chunks`` equal chunks along ``dim``, chunks flattened, and joined side by side.
+
+    Raises:
+        RuntimeError: an array has no such dim.
+    """
+    if any(dim >= x.ndim for x in tensors):
+        raise RuntimeError(f"_chunk_cat expects dim < ndim for all input tensors, but got dim {dim}")
     dtype = result_type(*tensors)
     rows = []
     for x in tensors:
