@@ -62,7 +62,8 @@ def trained(info: Any, kwargs: dict[str, Any], place: str, dtype: torch.dtype) -
 
     for _ in range(STEPS):
         optimizer.step(closure)
-    state = {k: v for k, v in optimizer.state[weight].items() if isinstance(v, torch.Tensor) and k != "step"}
+    # Scalars like the step count are on CPU for an optimizer that is not capturable, whatever the device.
+    state = {k: v for k, v in optimizer.state[weight].items() if isinstance(v, torch.Tensor) and v.dim()}
     return [weight.detach(), dict(sorted(state.items()))]
 
 
