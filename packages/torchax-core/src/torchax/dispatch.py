@@ -753,7 +753,8 @@ class InPlace(Functional):
 
         fn.__name__ = fn.__qualname__ = self.name
         # What is only overwritten is kept too: it says on which devices to compute.
-        return jax.jit(fn, inline=True, keep_unused=True)
+        scope = jax.named_scope(self.name)  # in HLO and profiles, where a function that is inlined leaves no name
+        return jax.jit(scope(fn), inline=True, keep_unused=True)
 
     def wide_dtypes(self, key: tuple[Any, ...], call: Call, args: Any, kwargs: Any) -> Any:
         return None  # what is written keeps its dtype

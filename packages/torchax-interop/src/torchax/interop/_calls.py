@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from torchax.interop._scopes import named_modules
 from torchax.interop._tree import is_array, is_tensor, to_array, tree_map
 from torchax.interop._x64 import user_x64
 from torchax.tensor import Tensor
@@ -167,8 +169,12 @@ def call_torch(torch_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         *args: pytrees; their arrays reach ``torch_fn`` as tensors on the device.
         **kwargs: the same.
     """
-    args, kwargs = tree_map(lambda x: Tensor(x) if is_array(x) else x, (args, kwargs))
-    return tree_map(lambda x: to_array(x) if is_tensor(x) else x, torch_fn(*args, **kwargs))
+    arrays, slots = _take((args, kwargs), is_array)
+    args, kwargs = _fill(slots, list(map(Tensor, arrays)))
+    traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+    with named_modules() if traced else nullcontext():
+        out = torch_fn(*args, **kwargs)
+    return tree_map(lambda x: to_array(x) if is_tensor(x) else x, out)
 
 
 def call_jax(jax_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -186,11 +187,18 @@ class OnArrays(Interpreter):
         self.extra_traceback = False
         self.key = key
 
+    def run_node(self, n: torch.fx.Node) -> Any:
+        stack = n.meta.get("nn_module_stack") or {}
+        path = next((path for path, _ in reversed(stack.values())), "")
+        with jax.named_scope(path) if path else nullcontext():
+            return super().run_node(n)
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target in ON_SIZES:
             return ON_SIZES[target](*args, **kwargs)
         if isinstance(target, torch._ops.OpOverload):
-            return call(target, args, kwargs, self.key)
+            with jax.named_scope(schema.schema_name(target).replace("::", "_").replace(".", "_")):
+                return call(target, args, kwargs, self.key)
         if isinstance(target, torch._ops.HigherOrderOperator):
             return _higher_order.call(target, args, kwargs)
         return target(*args, **kwargs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchax.interop._jit import Jitted, _sequence
+from torchax.interop._scopes import named_modules
 from torchax.interop._views import jax_view, torch_view
 
 Tensors = dict[str, torch.Tensor]
@@ -105,7 +106,7 @@ def extract_jax(
 
     def fn(state: Mapping[str, Any], args: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
         args, kwargs = torch_view((tuple(args), dict(kwargs or {})))
-        with swapped(mod, torch_view(dict(state))):
+        with swapped(mod, torch_view(dict(state))), named_modules():
             return jax_view(mod(*args, **kwargs))
 
     return jax_view({k: v.detach() for k, v in {**params, **buffers}.items()}), fn

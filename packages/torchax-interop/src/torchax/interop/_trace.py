@@ -20,6 +20,7 @@ import torch
 
 from torchax import devices, random
 from torchax.interop import _optimizers
+from torchax.interop._scopes import named_modules
 from torchax.interop._state import MISSING, Place, State, walk
 from torchax.interop._tree import LEAF, flatten
 from torchax.storage import Storage, watched
@@ -464,7 +465,8 @@ class _Session:
 
 def trace(fn: Callable[[], Any], inputs: Inputs) -> Result:
     """Run ``fn`` once with tracers in place of the arrays of ``inputs``; leave all as it was."""
-    return _Session(fn, inputs).run()
+    with named_modules():
+        return _Session(fn, inputs).run()
 
 
 def _put_back(t: Tensor, box: Storage, view: Any) -> None:
