@@ -164,7 +164,7 @@ def placed(batch: Any, place: Callable[[np.ndarray], Any]) -> Any:
             raise TypeError(
                 f"a batch holds a {type(x).__name__}: tensors and numpy arrays, in any containers, can be trained on"
             )
-        x = followed(x, "a batch")
+        followed(x, "a batch")  # for its errors: labels stay int64, as PyTorch's losses want them
         with jax.enable_x64(True):
             return place(x)
 
