@@ -244,3 +244,15 @@ def test_default_device():
     finally:
         torch.set_default_device(None)
     assert torch.zeros(2).device.type == "cpu"
+
+
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t[1:], lambda t: t.t()])
+def test_values_loaded_onto_the_device_are_those_saved(view):
+    buffer = io.BytesIO()
+    saved = view(torch.arange(6).reshape(2, 3))
+    torch.save({"x": saved}, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, map_location="jax", weights_only=True)["x"]
+    assert loaded.device.type == "jax"
+    assert loaded.stride() == saved.stride()
+    assert loaded.cpu().tolist() == saved.tolist()

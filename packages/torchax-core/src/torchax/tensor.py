@@ -225,12 +225,15 @@ class Tensor(torch.Tensor):
     def set_(self, source: Any = None, storage_offset: int = 0, size: Any = None, stride: Any = None) -> Any:  # type: ignore[override]
         """As in PyTorch. ``source`` may be what ``untyped_storage()`` answers."""
         if isinstance(source, StorageIdentity) or (isinstance(source, Tensor) and size is not None):
-            from torchax.stateful import (
-                over,
-            )  # PyTorch would take the tensor apart to a storage, which has no bytes here
+            # PyTorch would take the tensor apart to a storage, which has no bytes here
+            from torchax.stateful import over
 
-            source = over(source, self.dtype, storage_offset, size, stride)
-        return super().set_(*() if source is None else (source,))  # type: ignore[call-overload]
+            return super().set_(over(source, self.dtype, storage_offset, size, stride))  # type: ignore[call-overload]
+        if size is None:
+            return super().set_(*() if source is None else (source,))  # type: ignore[call-overload]
+        # A storage that torch.load is filling in.
+        layout = (storage_offset, size) if stride is None else (storage_offset, size, stride)
+        return super().set_(source, *layout)  # type: ignore[call-overload]
 
     # --- copies, pickles, printing ------------------------------------------------------------------------------------
 
