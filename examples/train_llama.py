@@ -134,7 +134,7 @@ def kill_and_resume(folder: Path, steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=180)
     parser.add_argument("--folder", type=Path, default=Path("train_llama"))
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
