@@ -382,7 +382,7 @@ MIXES = [
     lambda x, y: x.index_select(0, y[0, :1].long()),
     lambda x, y: x[y[0, :1].long() * 0],
     lambda x, y: x.__setitem__([0], y[:1]),
-    lambda x, y: x.index_put_((y[0, :1].long(),), x[0]),
+    lambda x, y: x.index_put_((y[0, :1].long(),), x[0].clone()),
     lambda x, y: torch.add(x, x, out=y),
     lambda x, y: torch.equal(x, y),
     lambda x, y: torch._foreach_add([x, x], [x, y]),
