@@ -144,8 +144,10 @@ _LARGE = 1 << 20
 
 def _is_large(query, key, value, dropout_p):
     plain = query.ndim == 4 and query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]
+    if not plain or dropout_p:
+        return False
     count = math.prod(query.shape[:-1]) * key.shape[-2]
-    return plain and dropout_p == 0 and isinstance(count, int) and count > _LARGE  # a symbolic size is no int
+    return isinstance(count, int) and count > _LARGE  # a symbolic size is no int
 
 
 def _blocks(length: int, keys: int, is_causal: bool):
