@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 
 from torchax import stateful
+from torchax.derivatives import jvp, vjp
 from torchax.dtypes import t2j_dtype
 from torchax.tensor import wide_for, wrap
 
@@ -57,43 +57,19 @@ class _Call:
         return tuple(jax.tree.leaves(self.fn(*args, **kwargs)))
 
 
-def _is_inexact(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
-def _of_floats(fn: Function, numbers: Sequence[float], arrays: Arrays) -> tuple[Callable[..., Any], list[jax.Array]]:
-    """``(floats in -> (floats out, whether each output is one))`` and the floats."""
-    where = [i for i, x in enumerate(arrays) if _is_inexact(x)]
-
-    def inner(*floats: jax.Array) -> tuple[list[jax.Array], list[jax.Array | None]]:
-        full = list(arrays)
-        for i, x in zip(where, floats, strict=True):
-            full[i] = x
-        out = fn(numbers, full)
-        return [x for x in out if _is_inexact(x)], [None if _is_inexact(x) else x for x in out]
-
-    return inner, [arrays[i] for i in where]
-
-
 @dataclass(frozen=True, slots=True)
 class _Vjp:
-    """The gradients of ``of``'s floating arrays, by its ``n`` arrays and those gradients of its results that are given.
-
-    Gradients are PyTorch's, which are the conjugates of JAX's cotangents.
-    """
+    """The gradients of ``of``'s floating arrays, by its ``n`` arrays and those gradients of its results that are given."""
 
     of: Function
     n: int
     given: tuple[bool, ...]
 
     def __call__(self, numbers: Sequence[float], arrays: Arrays) -> tuple[jax.Array, ...]:
-        inner, floats = _of_floats(self.of, numbers, arrays[: self.n])
-        outs, pull, others = jax.vjp(inner, *floats, has_aux=True)
+        _, pull = vjp(lambda *xs: self.of(numbers, xs), arrays[: self.n])
         given = iter(arrays[self.n :])
-        grads = [next(given) if has else None for has in self.given]
-        cotangents = [g for g, other in zip(grads, others, strict=True) if other is None]
-        found = pull([jnp.zeros_like(o) if g is None else jnp.conj(g) for g, o in zip(cotangents, outs, strict=True)])
-        return tuple(map(jnp.conj, found))
+        found = pull([next(given) if has else None for has in self.given])
+        return tuple(g for g in found if g is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +81,10 @@ class _Jvp:
     given: tuple[bool, ...]
 
     def __call__(self, numbers: Sequence[float], arrays: Arrays) -> tuple[jax.Array, ...]:
-        inner, floats = _of_floats(self.of, numbers, arrays[: self.n])
         given = iter(arrays[self.n :])
         tangents = [next(given) if has else None for has in self.given]
-        wanted = [t for t, x in zip(tangents, arrays[: self.n], strict=True) if _is_inexact(x)]
-        wanted = [jnp.zeros_like(x) if t is None else t for t, x in zip(wanted, floats, strict=True)]
-        return tuple(jax.jvp(inner, floats, wanted, has_aux=True)[1])
+        found = jvp(lambda *xs: self.of(numbers, xs), arrays[: self.n], tangents)
+        return tuple(t for t in found if t is not None)
 
 
 @dataclass(frozen=True, slots=True)

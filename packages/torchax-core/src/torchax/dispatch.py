@@ -1026,7 +1026,7 @@ def describe(x: Any, values: bool = False) -> str:
         text = f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
         if isinstance(x, Tensor) and isinstance(x._box.array, _Tracer):
             return text + made_at(x._box.array)
-        known = values and isinstance(x, Tensor) and not isinstance(x._box.array, _Tracer)
+        known = values and isinstance(x, Tensor)
         return f"{text}={x._value()}" if known else text  # type: ignore[attr-defined]
     if isinstance(x, (list, tuple)):
         return f"[{', '.join(describe(y, values) for y in x)}]"

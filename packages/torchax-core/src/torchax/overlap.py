@@ -24,8 +24,7 @@ _COPIES = {"copy", "cumprod", "cumsum", "masked_fill", "max", "min", "_foreach_c
 
 def rule_of(func: Any) -> int:
     """Which overlaps of an operator's written tensors with others PyTorch refuses: 0 none, 1 partial ones, 2 any."""
-    name = func.overloadpacket.__name__
-    name = name.removesuffix("_")
+    name = func.overloadpacket.__name__.removesuffix("_")
     if name in _MAY_NOT_READ:
         return _AT_ALL
     elementwise = torch.Tag.pointwise in func.tags or name.startswith("_foreach_")

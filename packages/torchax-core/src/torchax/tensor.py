@@ -18,7 +18,6 @@ from torchax.devices import index_of, torch_device
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX, j2t_dtype
 from torchax.errors import OperatorNotFound, escaped
 from torchax.storage import Storage
-from torchax.transfer import values_of
 from torchax.view_ops import Metadata, View, metadata_of
 from torchax.views import ROOT, Chain, Operands
 
@@ -164,7 +163,7 @@ class Tensor(torch.Tensor):
         """
         if self.requires_grad and not force:
             raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
-        values = values_of(self._value())
+        values = transfer.values_of(self._value())
         wanted = TORCH_DTYPE_TO_JAX[self.dtype]
         return values if values.dtype == wanted else values.astype(wanted)
 

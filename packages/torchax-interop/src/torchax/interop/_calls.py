@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from torchax.derivatives import jvp, vjp
+from torchax.dtypes import NARROWED
 from torchax.interop._scopes import named_modules
 from torchax.interop._tree import is_array, is_tensor, to_array, tree_map
 from torchax.interop._x64 import user_x64
 from torchax.tensor import Tensor
-
-_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,10 @@ def _fill(slots: Any, values: Sequence[Any]) -> Any:
     return tree_map(lambda x: values[x.index] if isinstance(x, _Slot) else x, slots)
 
 
-def _is_inexact(x: jax.Array) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
 def _for_user(x: torch.Tensor) -> jax.Array:
     """The array of ``x`` as the caller's x64 setting can hold it."""
     array = to_array(x)
-    narrow = None if user_x64() else _NARROW.get(array.dtype.name)
+    narrow = None if user_x64() else NARROWED.get(array.dtype)
     if narrow is None:
         return array
     with jax.enable_x64(True):
@@ -82,44 +79,6 @@ class _Call:
             found, self.outputs = _take(self.fn(*args, **kwargs), is_array)
         return tuple(found)
 
-    def linear_part(self, arrays: Sequence[jax.Array]) -> tuple[Callable[..., Any], list[jax.Array]]:
-        """``(floats in -> (floats out, the other outputs)), the floats in``."""
-        floats = [i for i, x in enumerate(arrays) if _is_inexact(x)]
-
-        def fn(*primals: jax.Array) -> tuple[list[jax.Array], list[jax.Array | None]]:
-            full = list(arrays)
-            for i, x in zip(floats, primals):
-                full[i] = x
-            out = self(*full)
-            return [x for x in out if _is_inexact(x)], [None if _is_inexact(x) else x for x in out]
-
-        return fn, [arrays[i] for i in floats]
-
-    def vjp(self, arrays: Sequence[jax.Array]) -> tuple[tuple[jax.Array, ...], Callable[..., Any]]:
-        """The outputs, and the function from their gradients (``None`` is zero) to one for each input or ``None``.
-
-        Gradients are PyTorch's, which are the conjugates of JAX's cotangents.
-        """
-        fn, primals = self.linear_part(arrays)
-        floats, pull, others = jax.vjp(fn, *primals, has_aux=True)
-
-        def pullback(cotangents: Sequence[jax.Array | None]) -> list[jax.Array | None]:
-            given = [g for g, other in zip(cotangents, others) if other is None]
-            grads = iter(pull([jnp.zeros_like(x) if g is None else jnp.conj(g) for g, x in zip(given, floats)]))
-            return [jnp.conj(next(grads)) if _is_inexact(x) else None for x in arrays]
-
-        left = iter(floats)
-        return tuple(next(left) if x is None else x for x in others), pullback
-
-    def jvp(self, arrays: Sequence[jax.Array], tangents: Sequence[jax.Array | None]) -> list[jax.Array | None]:
-        """A tangent for each output, ``None`` where it has none."""
-        fn, primals = self.linear_part(arrays)
-        given = [t for t, x in zip(tangents, arrays) if _is_inexact(x)]
-        given = [jnp.zeros_like(x) if t is None else t for t, x in zip(given, primals)]
-        _, out, others = jax.jvp(fn, primals, given, has_aux=True)
-        left = iter(out)
-        return [next(left) if x is None else None for x in others]
-
 
 class _Apply(torch.autograd.Function):
     """A `_Call` in PyTorch's autograd and in ``torch.func``."""
@@ -129,7 +88,7 @@ class _Apply(torch.autograd.Function):
         arrays = [_for_user(x) for x in tensors]
         if not call.differentiate:
             return tuple(map(Tensor, call(*arrays)))
-        out, call.pullback = call.vjp(arrays)
+        out, call.pullback = vjp(call, arrays)
         return tuple(map(Tensor, out))
 
     @staticmethod
@@ -144,13 +103,13 @@ class _Apply(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         call = ctx.call
         if torch.is_grad_enabled():  # the gradient is to be differentiated too: it is one more call
-            return None, *call_jax(lambda xs, gs: call.vjp(xs)[1](gs), list(ctx.saved_tensors), list(grads))
+            return None, *call_jax(lambda xs, gs: vjp(call, xs)[1](gs), list(ctx.saved_tensors), list(grads))
         found = call.pullback([None if g is None else to_array(g) for g in grads])
         return None, *(None if g is None else Tensor(g) for g in found)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        return tuple(call_jax(ctx.call.jvp, list(ctx.saved_tensors), list(tangents)))
+        return tuple(call_jax(functools.partial(jvp, ctx.call), list(ctx.saved_tensors), list(tangents)))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], call: _Call, *tensors: torch.Tensor) -> tuple[Any, Any]:

@@ -12,9 +12,10 @@ import jax
 import torch
 
 from torchax import dispatch
+from torchax.derivatives import vjp
 from torchax.dtypes import JAX_DTYPE_TO_TORCH, NARROWED, TORCH_DTYPE_TO_JAX
 from torchax.interop import _sizes
-from torchax.interop._calls import _Call, _fill, _for_user, _is_inexact, _take, call_jax
+from torchax.interop._calls import _Call, _fill, _for_user, _take, call_jax
 from torchax.interop._tree import is_array, is_tensor
 from torchax.interop._x64 import user_x64
 from torchax.tensor import Tensor
@@ -194,8 +195,8 @@ class _Operator:
 
         def fn(grads: Any, *values: Any) -> list[jax.Array]:
             arrays, slots = _take((values, {}), is_array)
-            _, pull = _Call(self.fn, slots, True).vjp(arrays)
-            return [g for g, x in zip(pull(grads), arrays) if _is_inexact(x)]
+            _, pull = vjp(_Call(self.fn, slots, True), arrays)
+            return [g for g in pull(grads) if g is not None]
 
         return self.derived("backward", fn, f"(Tensor?[] grads, {self.inputs}) -> Tensor[]")
 

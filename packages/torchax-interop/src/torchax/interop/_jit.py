@@ -156,7 +156,8 @@ class Jitted:
     def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a call into the trace around it, as a piece that `transform` sees."""
         call = self.take_apart(args, kwargs)
-        program = self.program(call)
+        with _tracing:
+            program = self.program(call)
         return self.finish(call, program(self.bound(program, call), inline=True))
 
     @staticmethod
@@ -182,7 +183,7 @@ class Jitted:
                         "tensors on device 'jax': move it with .to('jax')"
                     )
                 else:
-                    constants.append(_Static(x))
+                    constants.append(x if isinstance(x, _Static) else _Static(x))
                     continue
             given.append(x)
             boxes.append(x._box)
@@ -217,12 +218,12 @@ class Jitted:
             if i < len(args):
                 _check_hashable(f"argument {i}", args[i])
         hidden = tuple(
-            _Hidden(a) if i in self.static_argnums or i - len(args) in self.static_argnums else a
+            _Static(a) if i in self.static_argnums or i - len(args) in self.static_argnums else a
             for i, a in enumerate(args)
         )
         for name in self.static_argnames & kwargs.keys():
             _check_hashable(f"argument {name!r}", kwargs[name])
-        return hidden, {k: _Hidden(v) if k in self.static_argnames else v for k, v in kwargs.items()}
+        return hidden, {k: _Static(v) if k in self.static_argnames else v for k, v in kwargs.items()}
 
     def find(self, call: Call) -> tuple[Program, Run]:
         programs = self.programs.get(call.key, [])
@@ -264,8 +265,8 @@ class Jitted:
         leaves = [next(tensors) if isinstance(x, Tensor) else x for x in call.leaves]
         for i, x in enumerate(leaves):
             if not isinstance(x, Tensor):
-                roots[f"argument {i}"] = x.value if isinstance(x, _Hidden) else x
-        args, kwargs = call.key.tree.fill(iter([x.value if isinstance(x, _Hidden) else x for x in leaves]))
+                roots[f"argument {i}"] = x.value if isinstance(x, _Static) else x
+        args, kwargs = call.key.tree.fill(iter([x.value if isinstance(x, _Static) else x for x in leaves]))
 
         def run() -> Any:
             with_shardings = _sharded(self.in_shardings, args)
@@ -379,22 +380,6 @@ class Jitted:
     def cost_analysis(self, *args: Any, **kwargs: Any) -> Any:
         """XLA's estimate of the program for these arguments: ``flops``, ``bytes accessed`` ..."""
         return self.compile(*args, **kwargs).cost_analysis()
-
-
-class _Hidden:
-    """A static argument."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hidden) and type(self.value) is type(other.value) and bool(self.value == other.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
 
 
 def _check_hashable(what: str, value: Any) -> None:

@@ -135,8 +135,17 @@ def followed(x: Any, name: str) -> Any:
         OverflowError: an integer does not fit.
         TypeError: it is float64, which would lose digits.
     """
-    if jax.config.jax_enable_x64 or x.dtype.itemsize < 8 or x.dtype == np.complex64:  # type: ignore[attr-defined]
+    narrow = _width(x, name)
+    if narrow is None:
         return x
+    with jax.enable_x64(True):
+        return x.astype(narrow)
+
+
+def _width(x: Any, name: str) -> np.dtype | None:
+    """The narrower dtype in which a step would hold ``x``; ``None``: its own."""
+    if jax.config.jax_enable_x64 or x.dtype.itemsize < 8 or x.dtype == np.complex64:  # type: ignore[attr-defined]
+        return None
     if x.dtype.kind not in "iu":
         raise TypeError(f"{name} is {x.dtype}, which needs JAX's x64 flag: jax.config.update('jax_enable_x64', True)")
     narrow = np.dtype(x.dtype.kind + "4")
@@ -146,8 +155,7 @@ def followed(x: Any, name: str) -> Any:
         and not (np.iinfo(narrow).min <= x.min() and x.max() <= np.iinfo(narrow).max)
     ):
         raise OverflowError(f"{name} holds integers beyond {narrow}, and JAX's x64 flag is off")
-    with jax.enable_x64(True):
-        return x.astype(narrow)
+    return narrow
 
 
 def placed(batch: Any, place: Callable[[np.ndarray], Any]) -> Any:
@@ -164,7 +172,7 @@ def placed(batch: Any, place: Callable[[np.ndarray], Any]) -> Any:
             raise TypeError(
                 f"a batch holds a {type(x).__name__}: tensors and numpy arrays, in any containers, can be trained on"
             )
-        followed(x, "a batch")  # for its errors: labels stay int64, as PyTorch's losses want them
+        _width(x, "a batch")  # for its errors: labels stay int64, as PyTorch's losses want them
         with jax.enable_x64(True):
             return place(x)
 

@@ -17,7 +17,7 @@ from torchax.train.sharding._errors import ShardingError
 def automatic(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
     """The mesh with all axes left to the compiler (``jax.make_mesh`` makes *explicit* ones, where every operator that is
     not sure of its output's sharding is an error)."""
-    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=_auto(mesh.axis_names))
 
 
 def make_mesh(
