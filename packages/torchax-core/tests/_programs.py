@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -113,3 +113,11 @@ def cases(*programs: Program) -> Any:
 def on_cpu(tree: Any) -> Any:
     """A tree's tensors, detached, on CPU."""
     return tree_map(lambda x: x.detach().cpu() if isinstance(x, torch.Tensor) else x, tree)
+
+
+def aten_packets() -> Iterator[tuple[str, torch._ops.OpOverloadPacket]]:
+    """Every aten operator by name; ``dir(torch.ops.aten)`` has only those that somebody asked for."""
+    for name in sorted({s.name.removeprefix("aten::") for s in torch._C._jit_get_all_schemas() if "aten::" in s.name}):
+        packet = getattr(torch.ops.aten, name, None)
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            yield name, packet

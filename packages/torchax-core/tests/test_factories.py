@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from _programs import DEVICE, layout
+from _programs import DEVICE, aten_packets, layout
 from torch import nn
 from torch.utils._device import _device_constructors
 
@@ -135,11 +135,14 @@ def zeros() -> torch.Tensor:
 
 DRAWS: dict[str, Callable[[], torch.Tensor]] = {
     "alpha_dropout": lambda: F.alpha_dropout(zeros() + 1, 0.5, training=True),
+    "alpha_dropout_": lambda: torch.alpha_dropout_(zeros() + 1, 0.5, True),
     "bernoulli": lambda: torch.bernoulli(zeros() + 0.5),
     "bernoulli_": lambda: zeros().bernoulli_(0.5),
+    "binomial": lambda: torch.binomial(zeros() + 20, zeros() + 0.5),
     "cauchy": lambda: torch.ops.aten.cauchy(zeros()),
     "cauchy_": lambda: zeros().cauchy_(),
     "dropout": lambda: F.dropout(zeros() + 1, 0.5),
+    "dropout_": lambda: torch.dropout_(zeros() + 1, 0.5, True),
     "exponential": lambda: torch.ops.aten.exponential(zeros()),
     "exponential_": lambda: zeros().exponential_(),
     "geometric": lambda: torch.ops.aten.geometric(zeros(), 0.3),
@@ -167,6 +170,8 @@ DRAWS: dict[str, Callable[[], torch.Tensor]] = {
         torch.ones(9, 8, 2, device=DEVICE)
     )[0].detach(),
     "rnn_tanh": lambda: nn.RNN(2, 4, 2, dropout=0.5, device=DEVICE)(torch.ones(9, 8, 2, device=DEVICE))[0].detach(),
+    "rrelu": lambda: torch.rrelu(zeros() - 1, training=True),
+    "rrelu_": lambda: torch.rrelu_(zeros() - 1, training=True),
     "rrelu_with_noise": lambda: F.rrelu(zeros() - 1, training=True),
     "rrelu_with_noise_": lambda: F.rrelu_(zeros() - 1, training=True),
     "scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(
@@ -179,6 +184,9 @@ DRAWS: dict[str, Callable[[], torch.Tensor]] = {
     "Dirichlet": lambda: torch.distributions.Dirichlet(torch.ones(3, device=DEVICE)).sample((64,)),
     "dropout2d": lambda: F.dropout2d(torch.ones(8, 64, 2, 2, device=DEVICE), 0.5),
     "feature_alpha_dropout": lambda: F.feature_alpha_dropout(torch.ones(8, 64, 2, device=DEVICE), 0.5, training=True),
+    "feature_alpha_dropout_": lambda: torch.feature_alpha_dropout_(torch.ones(8, 64, 2, device=DEVICE), 0.5, True),
+    "feature_dropout": lambda: torch.feature_dropout(torch.ones(8, 64, 2, device=DEVICE), 0.5, True),
+    "feature_dropout_": lambda: torch.feature_dropout_(torch.ones(8, 64, 2, device=DEVICE), 0.5, True),
     "fractional_max_pool2d": lambda: F.fractional_max_pool2d(
         torch.arange(4096.0, device=DEVICE).reshape(1, 1, 64, 64), 2, output_ratio=(0.6, 0.6)
     ),
@@ -190,17 +198,18 @@ DRAWS: dict[str, Callable[[], torch.Tensor]] = {
 OTHER_KERNELS = {
     "_cudnn_rnn", "miopen_rnn", "_fused_dropout", "_standard_gamma", "rrelu_with_noise_functional",
     "_efficient_attention_forward", "_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace",
+    "_cudnn_attention_backward", "_cudnn_attention_forward", "_cudnn_init_dropout_state", "_fill_mem_eff_dropout_mask_",
+    "_fused_sdp_choice", "_lstm_mps", "_nested_tensor_softmax_with_shape", "_sample_dirichlet",
+    "_triton_scaled_dot_attention",
 }  # fmt: skip
 
 
 def test_the_table_names_every_operator_that_draws():
-    drawing = set()
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        if isinstance(packet, torch._ops.OpOverloadPacket) and any(
-            torch.Tag.nondeterministic_seeded in getattr(packet, o).tags for o in packet.overloads()
-        ):
-            drawing.add(name)
+    drawing = {
+        name
+        for name, packet in aten_packets()
+        if any(torch.Tag.nondeterministic_seeded in getattr(packet, o).tags for o in packet.overloads())
+    }
     assert {n for n in drawing if not n.startswith("_scaled_dot_product")} - OTHER_KERNELS <= set(DRAWS)
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import test_views
 import torch
-from _programs import DEVICE, same
+from _programs import DEVICE, aten_packets, same
 from test_views import MATRIX, View, aliasing
 
 aten = torch.ops.aten
@@ -23,16 +23,33 @@ BY_NAME: list[View] = [
     lambda x: aten.positive(x),
     lambda x: aten.slice(x, 1, 2, 5, 2),
     lambda x: aten.swapdims(x, 0, 1),
+    lambda x: aten.linalg_diagonal(x),
+    lambda x: aten.matrix_H(x),
+    lambda x: aten.moveaxis(x, 0, 1),
+    lambda x: aten.reshape_as(x, torch.empty(3, 8, device="meta")),
+    lambda x: aten.resolve_conj(x),
+    lambda x: aten.resolve_neg(x),
 ]
-NOT_HERE = {"_nested_view_from_buffer", "pin_memory"}  # of nested tensors, of CPU tensors
+NOT_HERE = {
+    "pin_memory", "cuda",  # of other devices
+    "_nested_get_values", "_nested_view_from_buffer", "_nested_view_from_jagged",
+    # of sparse tensors
+    "_indices", "_sparse_broadcast_to", "_values", "ccol_indices", "coalesce", "col_indices", "crow_indices", "indices",
+    "row_indices", "values",
+    # of TorchScript
+    "__getitem__", "_autocast_to_full_precision", "_autocast_to_reduced_precision", "_grad_sum_to_size", "_ncf_unsqueeze",
+    "_ncf_view", "_unwrap_optional", "as_tensor",
+    "_fw_primal", "_make_dual", "_unpack_dual",  # of forward-mode AD: test_func.py
+    "_test_autograd_multiple_dispatch_view",
+    "slice_inverse",  # of functionalization
+}  # fmt: skip
 
 
 def view_operators() -> set[str]:
     """The names of operators whose result aliases their first argument, which they do not write."""
     named = set()
-    for name in dir(aten):
-        packet = getattr(aten, name)
-        for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
+    for name, packet in aten_packets():
+        for overload in packet.overloads():
             schema = getattr(packet, overload)._schema
             if schema.is_mutable or not schema.arguments or not schema.returns:
                 continue
