@@ -201,6 +201,11 @@ def _attempt(path):
         return None, str(e)
 
 
+# orbax reads all arrays at once and closes its event loop when the first fails; tensorstore then reports the others to a
+# closed loop, in about one run of three. What is raised and returned here is not touched by it.
+@pytest.mark.filterwarnings(
+    "ignore:(?s)Exception ignored in. None.*Event loop is closed:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("how", ["flip", "truncate"])
 def test_no_damaged_file_goes_unnoticed(tmp_path, how):
     """Every file in turn: a wrong byte in the middle, or the second half gone. Right values or an error, never else."""
